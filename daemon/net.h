@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The data transport as a lane sees it: one small table of functions a transport.
+ *
+ * Threads: a net belongs to one lane; every call and every callback happens on that lane's thread.
+ * Nothing here blocks. A message is a header of at most KVP_NET_HDR_MAX bytes, copied by send(), and
+ * an optional payload, which stays the caller's memory and must not change until sent() has run.
+ * Messages of one endpoint arrive in order or not at all, each at most once; arrival is known to
+ * the sender only by an answer that the receiver sends.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define KVP_NET_HDR_MAX 256u
+#define KVP_NET_ADDR_MAX 4096u
+
+struct kvp_net;
+struct kvp_net_ep;
+
+/* What the lane does with what the transport reports. `arg` is kvp_net_config.arg. */
+struct kvp_net_events {
+	/* A message without payload, or the first look at one with payload: returns where `bytes`
+	 * of payload go (at least that many writable bytes that stay valid until data() or lost()),
+	 * or NULL to drop it. Called with bytes == 0 for messages without payload: the return value
+	 * is ignored. */
+	void *(*message)(void *arg, const void *hdr, size_t hdr_bytes, size_t bytes);
+	/* The payload of an accepted message. `data` is either what message() returned or the
+	 * transport's own buffer, valid during the call only. */
+	void (*data)(void *arg, const void *hdr, size_t hdr_bytes, const void *data, size_t bytes);
+	/* The payload of an accepted message will never come (the endpoint died); `place` is what
+	 * message() returned and is the lane's again. */
+	void (*lost)(void *arg, const void *hdr, size_t hdr_bytes, void *place);
+	/* A send is over and its payload is the lane's again: status 0 or negative errno.
+	 * `req` is what send() was given. Also called for every pending send of a closed endpoint. */
+	void (*sent)(void *arg, void *req, int status);
+	/* The endpoint failed by itself (peer died): no further sends succeed. The lane closes it. */
+	void (*failed)(void *arg, struct kvp_net_ep *ep, int status);
+	/* ep_close() has ended: no request of it is alive, the pointer is dead. */
+	void (*closed)(void *arg, void *ep_arg);
+};
+
+struct kvp_net_config {
+	const struct kvp_net_events *events; /* borrowed, outlives the net */
+	void *arg;
+	const char *interface;   /* network interface to bind, such as "lo" */
+	uint16_t port_lo, port_hi; /* listening ports that may be used; 0, 0: any */
+};
+
+/* Transport-wide numbers, for gauges. Written by the lane's thread only. */
+struct kvp_net_stats {
+	uint64_t sent_messages, sent_bytes; /* given to the transport */
+	uint64_t recv_messages, recv_bytes;
+	uint64_t dropped;                   /* messages that message() refused */
+	uint32_t eps, pending;              /* endpoints open, sends not over */
+};
+
+struct kvp_net_ops {
+	const char *name;
+	/* Opens the transport. On failure `err` (at least 128 bytes) says why in words. */
+	int (*open)(struct kvp_net **out, const struct kvp_net_config *config, char *err,
+		    size_t err_bytes);
+	/* Closes it, forcing every endpoint; sent() runs for what was pending. NULL is fine. */
+	void (*close)(struct kvp_net *net);
+	/* Writes this net's address for peers; returns its length or negative errno. */
+	int (*address)(struct kvp_net *net, void *buf, size_t buf_bytes);
+	/* Opens an endpoint to the net with that address (validated by the transport as far as it
+	 * can be). `ep_arg` comes back in closed(). */
+	int (*ep_open)(struct kvp_net *net, const void *addr, size_t addr_bytes, void *ep_arg,
+		       struct kvp_net_ep **out);
+	/* Begins to close; closed() follows from progress(), bounded by the transport's own deadline. */
+	void (*ep_close)(struct kvp_net *net, struct kvp_net_ep *ep);
+	void *(*ep_arg)(struct kvp_net_ep *ep);
+	/* 0: taken, sent(req) follows exactly once (never inside this call unless `req` is NULL: then no
+	 * callback at all, for messages without payload); -EAGAIN: no room now, retry after the next
+	 * progress() that returned > 0; other: endpoint is broken. */
+	int (*send)(struct kvp_net *net, struct kvp_net_ep *ep, const void *hdr, size_t hdr_bytes,
+		    const void *payload, size_t bytes, void *req);
+	/* Does what can be done now; returns how many things happened. */
+	int (*progress)(struct kvp_net *net);
+	/* Prepares to sleep in poll(fd()): 0 armed, -EBUSY: progress again first. */
+	int (*arm)(struct kvp_net *net);
+	int (*fd)(struct kvp_net *net);
+	const struct kvp_net_stats *(*stats)(struct kvp_net *net);
+	/* "tcp lo 127.0.0.1", what really carries the data; for status displays. */
+	const char *(*describe)(struct kvp_net *net);
+};
+
+extern const struct kvp_net_ops kvp_net_ucx;
