@@ -1,0 +1,216 @@
+# kvpack: one Makefile, not recursive.
+#
+# make [all]        daemon, library, kvpackctl       make tests       all test programs too
+# make check        installs missing packages, builds, runs every test (T=test_inbox: that one)
+# make demo         the same for the demo: two daemons, eight ranks, every byte checked
+# make asan         check under ASan and UBSan       make tsan        stress programs under TSan
+# make valgrind     Criterion tests under valgrind   make bench       all benchmarks (T=bench_x: one)
+# make fuzz T=msg SECS=60    one libFuzzer target    make deps        only the Debian packages
+# make lint         clang-tidy and cppcheck          make format      (format-check only looks)
+# make top          ten longest functions            make install     (uninstall) PREFIX, DESTDIR
+#
+# Knobs, given as make KNOB=value:
+#   CC=clang               compiler (gcc); gcc and clang are kept free of warnings
+#   SAN=address,undefined  sanitizers (none); thread is for the stress programs only
+#   KVP_TEST=1             compiles named test points into the daemon; `make check` sets it
+#   WERROR=                warnings stay warnings (-Werror)
+#   CUDA=0                 does not look for a CUDA toolkit (auto)
+#   V=1                    prints whole commands
+#   CFLAGS, LDFLAGS        added at the end (-O2 -g, none)
+#   PREFIX, DESTDIR, SYSCONFDIR, UNITDIR   where install puts things (/usr/local, none, /etc,
+#                          PREFIX/lib/systemd/system)
+# Each combination of CC, SAN and KVP_TEST builds in its own folder below build/.
+
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+CFLAGS ?= -O2 -g
+WERROR ?= -Werror
+PREFIX ?= /usr/local
+SYSCONFDIR ?= /etc
+UNITDIR ?= $(PREFIX)/lib/systemd/system
+SECS ?= 60
+VERSION := 0.1.0
+
+comma := ,
+BUILD := build/$(if $(FUZZ),fuzz,$(or $(subst $(comma),+,$(SAN)),plain))-$(notdir $(firstword $(CC)))$(if $(KVP_TEST),-test)
+Q := $(if $(V),,@)
+say = $(if $(V)$(findstring s,$(firstword -$(MAKEFLAGS))),,@printf '  %-5s %s\n' '$(1)' '$(@:$(BUILD)/%=%)')
+
+WARN := -Wall -Wextra -Wshadow -Wformat=2 -Wvla -Wundef -Wpointer-arith -Wwrite-strings \
+	-Wstrict-prototypes -Wmissing-prototypes -Wconversion -Wno-sign-conversion $(WERROR)
+HARDEN := -fstack-protector-strong $(if $(SAN)$(FUZZ),,-D_FORTIFY_SOURCE=2)
+SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer) \
+	$(if $(FUZZ),-fsanitize=fuzzer-no-link)
+PKGS := ucx libuv libprotobuf-c libcjson inih libxxhash
+PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+CPPFLAGS_ALL = -D_GNU_SOURCE -DKVP_VERSION='"$(VERSION)"' $(if $(KVP_TEST),-DKVP_TEST=1) -I. -I$(BUILD) $(PKG_CFLAGS)
+CFLAGS_ALL = -std=gnu17 -fPIC -pthread $(HARDEN) $(SANFLAGS) $(CFLAGS)
+LDFLAGS_ALL = -pthread -Wl,--as-needed -Wl,-z,relro,-z,now $(SANFLAGS) $(LDFLAGS)
+CLIENT_LIBS := $(shell pkg-config --libs libprotobuf-c 2>/dev/null) -ldl
+CTL_LIBS := $(shell pkg-config --libs libcjson 2>/dev/null) $(CLIENT_LIBS)
+DAEMON_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -ldl
+
+# What there is. A part without sources is left out.
+PROTOS := $(wildcard proto/*.proto)
+PBC := $(PROTOS:proto/%.proto=$(BUILD)/proto/%.pb-c.c)
+PBH := $(PBC:.c=.h)
+obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
+PROTO_OBJ := $(call obj,$(wildcard proto/*.c)) $(PBC:.c=.o)
+DAEMON_OBJ := $(call obj,$(filter-out daemon/main.c,$(wildcard daemon/*.c)))
+CTL_OBJ := $(call obj,$(wildcard client/ctl*.c))
+CLIENT_OBJ := $(call obj,$(filter-out client/ctl%.c,$(wildcard client/*.c)))
+SUPPORT_OBJ := $(call obj,$(wildcard tests/support*.c))
+bin = $(patsubst %.c,$(BUILD)/%,$(wildcard $(1)))
+CRITERION_BIN := $(call bin,tests/test_*.c)
+FUZZ_BIN := $(call bin,tests/fuzz_*.c)
+PLAIN_BIN := $(call bin,tests/stress_*.c tests/bench_*.c tests/replay_*.c tests/demo*.c)
+
+PROTO_A := $(BUILD)/libkvp-proto.a
+DAEMON_A := $(BUILD)/libkvpackd.a
+CLIENT_A := $(BUILD)/libkvpack.a
+CLIENT_SO := $(BUILD)/libkvpack.so.1
+SUPPORT_A := $(BUILD)/libsupport.a
+TEST_LIBS := $(SUPPORT_A) $(DAEMON_A) $(CLIENT_A) $(PROTO_A)
+MAINS := $(if $(wildcard daemon/main.c),$(BUILD)/kvpackd) $(if $(CTL_OBJ),$(BUILD)/kvpackctl)
+SYMFILE := $(wildcard client/libkvpack.sym)
+NVCC := $(if $(filter 0,$(CUDA)),,$(shell command -v nvcc 2>/dev/null))
+RUN_ENV := KVP_TOP=$(CURDIR) KVP_BIN=$(CURDIR)/$(BUILD)
+RUN := $(RUN_ENV) tests/run.sh
+C_FILES = $(shell git ls-files '*.c')
+CH_FILES = $(shell git ls-files '*.c' '*.h')
+
+.PHONY: all tests help deps check asan tsan valgrind bench demo run-check run-stress run-valgrind run-bench \
+	run-demo fuzz lint format format-check top clean install uninstall
+.DELETE_ON_ERROR:
+.SECONDARY:
+
+all: $(PROTO_A) $(DAEMON_A) $(CLIENT_A) $(if $(CLIENT_OBJ),$(CLIENT_SO)) $(MAINS)
+	$(if $(filter 0,$(MAKELEVEL)),@echo "CUDA: $(if $(NVCC),$(NVCC), no toolkit found); pools in host memory only")
+
+tests: all $(CRITERION_BIN) $(FUZZ_BIN) $(PLAIN_BIN)
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+
+# ---- compile
+
+$(BUILD)/proto/%.pb-c.c $(BUILD)/proto/%.pb-c.h &: proto/%.proto
+	$(call say,PROTO)
+	@mkdir -p $(@D)
+	$(Q)protoc-c --c_out=$(BUILD)/proto --proto_path=proto $<
+
+$(BUILD)/proto/%.pb-c.o: $(BUILD)/proto/%.pb-c.c
+	$(call say,CC)
+	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) -w -MMD -MP -c -o $@ $<
+
+$(CLIENT_OBJ): CFLAGS_ALL += -fvisibility=hidden
+$(BUILD)/%.o: %.c Makefile | $(PBH)
+	$(call say,CC)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CPPFLAGS_ALL) $(WARN) $(CFLAGS_ALL) -MMD -MP -c -o $@ $<
+
+$(PROTO_A): $(PROTO_OBJ)
+$(DAEMON_A): $(DAEMON_OBJ)
+$(CLIENT_A): $(CLIENT_OBJ)
+$(SUPPORT_A): $(SUPPORT_OBJ)
+$(BUILD)/%.a: Makefile
+	$(call say,AR)
+	@mkdir -p $(@D)
+	$(Q)rm -f $@ && $(AR) rcs $@ $(filter %.o,$^)
+
+# ---- link
+
+link = $(Q)$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group
+
+$(CLIENT_SO): $(CLIENT_OBJ) $(PROTO_OBJ) $(SYMFILE)
+	$(call say,LD)
+	$(Q)$(CC) $(LDFLAGS_ALL) -shared -Wl,-soname,libkvpack.so.1 $(if $(SYMFILE),-Wl$(comma)--version-script=$(SYMFILE)) \
+		-o $@ $(filter %.o,$^) $(CLIENT_LIBS)
+	$(Q)ln -sf libkvpack.so.1 $(BUILD)/libkvpack.so
+
+$(BUILD)/kvpackd: $(BUILD)/daemon/main.o $(DAEMON_A) $(PROTO_A)
+	$(call say,LD)
+	$(link) $(DAEMON_LIBS)
+
+$(BUILD)/kvpackctl: $(CTL_OBJ) $(CLIENT_A) $(PROTO_A)
+	$(call say,LD)
+	$(link) $(CTL_LIBS)
+
+# With FUZZ=1 libFuzzer brings main(); otherwise a small main replays the corpus.
+$(CRITERION_BIN): EXTRA := -lcriterion
+$(FUZZ_BIN): EXTRA := $(if $(FUZZ),-fsanitize=fuzzer)
+$(FUZZ_BIN): $(if $(FUZZ),,$(BUILD)/tests/corpus_main.o)
+$(CRITERION_BIN) $(PLAIN_BIN) $(FUZZ_BIN): $(BUILD)/%: $(BUILD)/%.o $(TEST_LIBS)
+	$(call say,LD)
+	$(link) $(EXTRA) $(DAEMON_LIBS) $(CTL_LIBS)
+
+# ---- run
+
+sub = +@$(MAKE) --no-print-directory
+pick = $(if $(T),$(BUILD)/tests/$(T),$(filter $(1:%=$(BUILD)/tests/%_%),$(CRITERION_BIN) $(FUZZ_BIN) $(PLAIN_BIN)))
+
+deps:
+	@tests/deps.sh
+check: deps
+	$(sub) KVP_TEST=1 run-check
+asan: deps
+	$(sub) KVP_TEST=1 SAN=address,undefined run-check
+tsan: deps
+	$(sub) KVP_TEST=1 SAN=thread run-stress
+valgrind: deps
+	$(sub) KVP_TEST=1 run-valgrind
+bench demo: deps
+	$(sub) run-$@
+run-check: tests
+	@$(RUN) $(call pick,test) $(if $(T),,$(call pick,fuzz stress replay) tests/layers.sh tests/symbols.sh $(wildcard tests/check_*.sh))
+run-stress: $(call pick,stress)
+	@$(RUN) $^
+run-valgrind: all $(call pick,test)
+	@KVP_WRAP='valgrind -q --error-exitcode=9 --trace-children=yes' $(RUN) $(call pick,test)
+run-bench: all $(call pick,bench)
+	@KVP_SHOW=1 KVP_JOBS=1 $(RUN) $(call pick,bench)
+run-demo: all $(call bin,tests/demo*.c)
+	@$(if $(wildcard tests/demo.c),$(RUN_ENV) UCX_LOG_LEVEL=error $(BUILD)/tests/demo)
+fuzz: deps
+	$(sub) CC=clang SAN=address,undefined FUZZ=1 build/fuzz-clang/tests/fuzz_$(T)
+	@mkdir -p tests/corpus/$(T)
+	build/fuzz-clang/tests/fuzz_$(T) -max_total_time=$(SECS) -timeout=10 tests/corpus/$(T)
+
+lint: deps $(PBH)
+	@echo $(C_FILES) | tr ' ' '\n' | xargs -P2 -n1 tests/tidy.sh $(CPPFLAGS_ALL) -std=gnu17 --
+	@cppcheck -q -j2 --std=c11 --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
+		--suppress=missingIncludeSystem --suppress=memleak --suppress=resourceLeak -I. -DKVP_TEST=1 $(C_FILES)
+
+format: deps
+	@clang-format -i $(CH_FILES)
+format-check: deps
+	@clang-format --dry-run --Werror $(CH_FILES)
+top:
+	@awk '/^[a-z].*\(/ { name = $$0 } /^{/ { from = FNR } /^}/ && name { print FNR - from - 1, FILENAME ": " name; name = "" }' \
+		$(C_FILES) | sort -rn | head -10
+
+clean:
+	rm -rf build
+
+# ---- install
+
+P := $(DESTDIR)$(PREFIX)
+UNITS := $(notdir $(wildcard systemd/*.service systemd/*.socket))
+install: all
+	install -d $(P)/bin $(P)/lib/pkgconfig $(P)/include $(DESTDIR)$(SYSCONFDIR)/kvpack $(DESTDIR)$(UNITDIR)
+	install -m 755 $(MAINS) $(P)/bin/
+	install -m 755 $(CLIENT_SO) $(P)/lib/
+	ln -sf libkvpack.so.1 $(P)/lib/libkvpack.so
+	install -m 644 client/kvpack.h $(P)/include/
+	printf '%s\n' 'prefix=$(PREFIX)' 'Name: kvpack' 'Version: $(VERSION)' \
+		'Description: KV cache transfer between the nodes of an LLM service' \
+		'Libs: -L$${prefix}/lib -lkvpack' 'Cflags: -I$${prefix}/include' >$(P)/lib/pkgconfig/kvpack.pc
+	$(foreach u,$(UNITS),sed 's|/usr/local/bin|$(PREFIX)/bin|; s|/etc/kvpack|$(SYSCONFDIR)/kvpack|' systemd/$u \
+		>$(DESTDIR)$(UNITDIR)/$u &&) true
+	cd $(DESTDIR)$(SYSCONFDIR)/kvpack && { test -e kvpackd.conf || install -m 644 $(CURDIR)/conf/kvpackd.conf .; }
+uninstall: # the configuration stays
+	rm -f $(addprefix $(P)/,bin/kvpackd bin/kvpackctl lib/libkvpack.so.1 lib/libkvpack.so include/kvpack.h \
+		lib/pkgconfig/kvpack.pc) $(addprefix $(DESTDIR)$(UNITDIR)/,$(UNITS))
+
+-include $(shell test -d $(BUILD) && find $(BUILD) -name '*.d')

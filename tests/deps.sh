@@ -1,0 +1,45 @@
+#!/bin/bash
+# Installs the Debian packages that build and tests need, only those that are missing.
+# Arguments: none for all, `base` for what `make all` alone needs.
+
+base="gcc make pkg-config libc6-dev libuv1-dev libprotobuf-c-dev protobuf-c-compiler libucx-dev
+libinih-dev uthash-dev libcjson-dev libxxhash-dev"
+tests="libcriterion-dev clang clang-format clang-tidy cppcheck libclang-rt-14-dev valgrind"
+
+want=$base
+[ "$1" = base ] || want="$base $tests"
+
+if ! command -v dpkg-query >/dev/null; then
+	echo "deps: this is not Debian; make sure that you have: $(echo $want)" >&2
+	exit 0
+fi
+
+have=" $(dpkg-query -W -f '${db:Status-Status} ${Package}\n' $want 2>/dev/null |
+	sed -n 's/^installed //p' | tr '\n' ' ')"
+missing=
+for p in $want; do
+	case $have in
+	*" $p "*) ;;
+	*) missing="$missing $p" ;;
+	esac
+done
+[ -n "$missing" ] || exit 0
+
+as_root=
+if [ "$(id -u)" != 0 ]; then
+	if command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+		as_root="sudo -n"
+	else
+		echo "deps: missing packages, and no rights to install them. As root:" >&2
+		echo "  apt-get install$missing" >&2
+		exit 1
+	fi
+fi
+
+echo "deps: installing$missing"
+export DEBIAN_FRONTEND=noninteractive
+apt="$as_root apt-get -qq -o DPkg::Lock::Timeout=300"
+$apt update >/dev/null && $apt install -y --no-install-recommends $missing >/dev/null || {
+	echo "deps: apt-get failed; by hand: apt-get install$missing" >&2
+	exit 1
+}
