@@ -77,8 +77,8 @@ SYMFILE := $(wildcard client/libkvpack.sym)
 NVCC := $(if $(filter 0,$(CUDA)),,$(shell command -v nvcc 2>/dev/null))
 RUN_ENV := KVP_TOP=$(CURDIR) KVP_BIN=$(CURDIR)/$(BUILD)
 RUN := $(RUN_ENV) tests/run.sh
-C_FILES = $(shell git ls-files '*.c')
-CH_FILES = $(shell git ls-files '*.c' '*.h')
+C_FILES = $(shell git ls-files -co --exclude-standard '*.c')
+CH_FILES = $(shell git ls-files -co --exclude-standard '*.[ch]')
 
 .PHONY: all tests help deps check asan tsan valgrind bench demo run-check run-stress run-valgrind run-bench \
 	run-demo fuzz lint format format-check top clean install uninstall
