@@ -6,7 +6,7 @@
 #
 # Ranks of daemon/, lowest first; files on one line may include each other. A name with * is a prefix.
 ranks="
-log inbox config status
+log inbox config board
 net ring copy
 net_ucx rx tx
 lane
