@@ -22,12 +22,14 @@
  * geometry: it bounds the time of every function here whatever a client or a peer says. With an
  * interleave of 1 on both ends, or one end without DCP, there is no such limit.
  */
-#define KVP_PLAN_STEPS_MAX 4096u
+#define KVP_PLAN_STEPS_MAX 1024u
+
+#define KVP_DCP_MAX 65536u /* ranks */
 
 /* How one end sees the tokens of a group. */
 struct kvp_side {
 	uint32_t page;         /* P, at least 1 */
-	uint32_t dcp_size;     /* N, at least 1; page * dcp_size fits 32 bits */
+	uint32_t dcp_size;     /* N, 1 .. KVP_DCP_MAX; page * dcp_size fits 32 bits */
 	uint32_t dcp_rank;     /* below dcp_size */
 	uint32_t interleave;   /* I, at least 1, divides page */
 	uint64_t pos0;         /* position of the first token of pages[0], a multiple of W */
