@@ -31,6 +31,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#if defined(__GNUC__)
+#pragma GCC visibility push(default) /* the library itself is built with hidden symbols */
+#endif
 
 #define KVP_VERSION_MAJOR 0
 #define KVP_VERSION_MINOR 1
@@ -378,6 +381,9 @@ void kvp_room_forget(struct kvp_client *client, kvp_room_id id);
  * *@json is the caller's (free). Blocks. */
 int kvp_inspect(struct kvp_client *client, const char *what, const char *arg, char **json);
 
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif
 #ifdef __cplusplus
 }
 #endif
