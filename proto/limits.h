@@ -7,20 +7,18 @@
  * engines see too have the names of kvpack.h.
  */
 
-#define KVP_LIMIT_PACKET (128u * 1024u) /* bytes of a client protocol packet   \
-                                         */
-#define KVP_LIMIT_FRAME                                                        \
-  (256u * 1024u) /* bytes of a peer protocol frame, without its length */
-#define KVP_LIMIT_FDS 16u /* file descriptors with a packet */
-#define KVP_LIMIT_DECODED                                                      \
-  (2u << 20) /* bytes that one decoded message may take in memory */
-#define KVP_LIMIT_ENTRIES 512u      /* of a pool */
-#define KVP_LIMIT_MASK (512u / 8u)  /* bytes of a set of entries */
-#define KVP_LIMIT_GROUPS 16u        /* of a pool; group numbers are 0 .. 15 */
-#define KVP_LIMIT_SEGMENTS 256u     /* of an expectation, of a chunk */
-#define KVP_LIMIT_LIST_PAGES 32000u /* pages in one Pages packet */
-#define KVP_LIMIT_LIST_OFFSET                                                  \
-  (1u << 30) /* pages in a whole list; configured maxima are lower */
+#define KVP_LIMIT_PACKET                                                      \
+	(128u * 1024u)                   /* bytes of a client protocol packet \
+					  */
+#define KVP_LIMIT_FRAME (256u * 1024u)   /* bytes of a peer protocol frame, without its length */
+#define KVP_LIMIT_FDS 16u                /* file descriptors with a packet */
+#define KVP_LIMIT_DECODED (2u << 20)     /* bytes that one decoded message may take in memory */
+#define KVP_LIMIT_ENTRIES 512u           /* of a pool */
+#define KVP_LIMIT_MASK (512u / 8u)       /* bytes of a set of entries */
+#define KVP_LIMIT_GROUPS 16u             /* of a pool; group numbers are 0 .. 15 */
+#define KVP_LIMIT_SEGMENTS 256u          /* of an expectation, of a chunk */
+#define KVP_LIMIT_LIST_PAGES 32000u      /* pages in one Pages packet */
+#define KVP_LIMIT_LIST_OFFSET (1u << 30) /* pages in a whole list; configured maxima are lower */
 #define KVP_LIMIT_FENCE_WORDS (1u << 20) /* 64-bit words of a fence */
 #define KVP_LIMIT_LANES 64u              /* of a daemon */
 
@@ -34,12 +32,10 @@
 
 #define KVP_LIMIT_ROW_BYTES (1u << 20)
 #define KVP_LIMIT_FULL_BYTES (1u << 26)
-#define KVP_LIMIT_PAGE (1u << 20)  /* tokens of a page of one rank */
-#define KVP_LIMIT_VPAGE (1u << 24) /* tokens of a virtual page */
-#define KVP_LIMIT_EXTENT                                                       \
-  (1ull << 46) /* bytes of an entry, offsets and strides in it */
-#define KVP_LIMIT_POSITION                                                     \
-  (1ull << 48) /* positions end here, so that sums never overflow */
+#define KVP_LIMIT_PAGE (1u << 20)         /* tokens of a page of one rank */
+#define KVP_LIMIT_VPAGE (1u << 24)        /* tokens of a virtual page */
+#define KVP_LIMIT_EXTENT (1ull << 46)     /* bytes of an entry, offsets and strides in it */
+#define KVP_LIMIT_POSITION (1ull << 48)   /* positions end here, so that sums never overflow */
 #define KVP_LIMIT_SEQ (1u << 30)          /* chunks of an open */
 #define KVP_LIMIT_SLOT_BYTES (1ull << 32) /* of a landing slot */
 

@@ -12,8 +12,7 @@
  * KVP_LIMIT_FDS, stay the caller's. 0; -EAGAIN: the socket is full, nothing was
  * sent; -EPIPE, -ECONNRESET: closed; -EMSGSIZE, other negative errno.
  */
-int kvp_packet_send(int fd, const void *buf, size_t len, const int *fds,
-                    size_t n_fds);
+int kvp_packet_send(int fd, const void *buf, size_t len, const int *fds, size_t n_fds);
 
 /*
  * Receives one packet, never blocks. fds [max], at most KVP_LIMIT_FDS: *n_fds
@@ -21,5 +20,4 @@ int kvp_packet_send(int fd, const void *buf, size_t len, const int *fds,
  * other end closed; -EAGAIN: none now; -EMSGSIZE: larger than cap or more fds
  * than max, the packet is lost and its fds are closed.
  */
-ssize_t kvp_packet_recv(int fd, void *buf, size_t cap, int *fds, size_t *n_fds,
-                        size_t max);
+ssize_t kvp_packet_recv(int fd, void *buf, size_t cap, int *fds, size_t *n_fds, size_t max);

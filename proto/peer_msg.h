@@ -18,10 +18,12 @@
 
 /* Decodes one message without its length. 0 or an enum kvp_status, as
  * kvp_msg_decode_client(). */
-int kvp_peer_decode(const void *buf, size_t len, Kvp__PeerMsg **out, char *err,
-                    size_t errlen);
+int kvp_peer_decode(const void *buf, size_t len, Kvp__PeerMsg **out, char *err, size_t errlen);
 void kvp_peer_free(Kvp__PeerMsg *msg);
-static inline void kvp_peer_freep(Kvp__PeerMsg **msg) { kvp_peer_free(*msg); }
+static inline void kvp_peer_freep(Kvp__PeerMsg **msg)
+{
+	kvp_peer_free(*msg);
+}
 
 /* Bytes of the message's frame, length included. */
 size_t kvp_peer_frame_bytes(const Kvp__PeerMsg *msg);
@@ -31,11 +33,10 @@ long kvp_peer_encode(const Kvp__PeerMsg *msg, void *buf, size_t cap);
 
 /* Cuts a byte stream into messages. Zeroed is empty. One thread at a time. */
 struct kvp_frames {
-  uint8_t
-      *buf; /* owned, cap bytes; the bytes in [pos, len) are not pulled yet */
-  size_t cap;
-  size_t pos;
-  size_t len;
+	uint8_t *buf; /* owned, cap bytes; the bytes in [pos, len) are not pulled yet */
+	size_t cap;
+	size_t pos;
+	size_t len;
 };
 
 /*
@@ -48,6 +49,5 @@ int kvp_frames_push(struct kvp_frames *frames, const void *data, size_t n);
  * needed. -EPROTO: the stream is broken for good, err says why: an impossible
  * length as soon as it is seen, or a message that the validator refused.
  */
-int kvp_frames_next(struct kvp_frames *frames, Kvp__PeerMsg **out, char *err,
-                    size_t errlen);
+int kvp_frames_next(struct kvp_frames *frames, Kvp__PeerMsg **out, char *err, size_t errlen);
 void kvp_frames_fini(struct kvp_frames *frames);
