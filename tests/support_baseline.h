@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * What the benchmarks compare with, on the same machine and in the same run: a plain socket stream
+ * and a naive row-by-row UCX put, each between two processes and pools of the same size. Bench
+ * only.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* The bytes that one prompt moves: n_rows rows of row_bytes for each of n_dests destinations. */
+struct kvp_base_job {
+	uint64_t pool_bytes; /* of the source pool; each destination has pool_bytes / n_dests */
+	uint64_t rows;       /* in all, over destinations and entries */
+	uint32_t row_bytes;
+	uint32_t n_dests; /* rows of destination r: r, r + n_dests, ... of the source pool */
+	uint32_t repetitions;
+};
+
+/* Each writes the seconds of each repetition, from the first byte sent to the receiver's answer
+ * that all is there, to secs[repetitions]. Negative errno on failure. */
+int kvp_base_stream(const struct kvp_base_job *job, double *secs);
+int kvp_base_put(const struct kvp_base_job *job, double *secs);
+/* Copies between two pools in one process, one memcpy for each MiB. */
+int kvp_base_memcpy(const struct kvp_base_job *job, double *secs);
+
+/* Half a round trip of a small message, p50 over `rounds`, in seconds: over AF_UNIX SEQPACKET and
+ * over a loopback TCP connection with blocking reads. */
+int kvp_base_pingpong_unix(uint32_t rounds, double *rtt);
+int kvp_base_pingpong_tcp(uint32_t rounds, double *rtt);
+
+double kvp_base_now(void);
+double kvp_base_median(double *values, uint32_t n);
