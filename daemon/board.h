@@ -9,14 +9,16 @@
  * stands in the loop's inbox at most once however often it changes, so the lane never allocates
  * and the loop is never flooded. The loop reads with acquire order, also at any other time
  * (displays, timers). The lane's last act is KVP_BOARD_QUIET: from then on it holds no pointer to
- * the board or to anything that came with the object, and the loop may free.
+ * the board or to anything that came with the object. The loop may free when kvp_board_take(), on a
+ * board that came out of its inbox, has returned QUIET, and only then: the flag seen at any other
+ * time may belong to a board that the lane is still pushing.
  */
 
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "daemon/inbox.h"
+#include "proto/util.h"
 
 enum kvp_board_kind {
 	KVP_BOARD_POOL,
@@ -47,14 +49,15 @@ enum {
 	KVP_BOARD_FAILED = 1u << 0,   /* status, text are set; written once */
 	KVP_BOARD_COMPLETE = 1u << 1, /* rx: everything landed and visible. tx: all delivered, last included */
 	KVP_BOARD_QUIET = 1u << 2,    /* the lane is done with the object for good */
-	KVP_BOARD_RECALLED = 1u << 3, /* tx: `recalled_from` answers the recall order */
+	KVP_BOARD_RECALLED = 1u << 3, /* tx: `recalled_from` answers the recall order; the loop clears it
+				       * (kvp_board_clear) before it orders another */
+	KVP_BOARD_POSTED = 1u << 31,  /* in the loop's inbox, or on its way there */
 };
 
 #define KVP_BOARD_TEXT 192u
 
 struct kvp_board {
-	struct kvp_node node;        /* in the loop's inbox while `posted` */
-	_Atomic bool posted;
+	struct kvp_node node;        /* in the loop's inbox while POSTED */
 	uint32_t kind;               /* enum kvp_board_kind; fixed */
 	uint64_t id;                 /* of the loop's object; fixed */
 
@@ -76,3 +79,37 @@ struct kvp_board {
 	/* Work done. */
 	_Atomic uint64_t pieces, bytes, raw_rows, gather_ns;
 };
+
+/* The loop, before it hands the board out: everything zero, of that kind and id. */
+void kvp_board_init(struct kvp_board *board, enum kvp_board_kind kind, uint64_t id);
+
+/* The loop, on a board that came out of its inbox: it may be posted again from now on. Returns the
+ * flags; what was stored before them is visible. */
+uint32_t kvp_board_take(struct kvp_board *board);
+
+/* The loop: takes flags back. */
+void kvp_board_clear(struct kvp_board *board, uint32_t flags);
+
+/* Any thread: the flags now. */
+static inline uint32_t kvp_board_flags(const struct kvp_board *board)
+{
+	return atomic_load_explicit(&board->flags, memory_order_acquire);
+}
+
+/* The lane: sets flags (0: none) and sees to it that the loop looks at the board. With QUIET among them
+ * the board is the loop's when this returns. */
+void kvp_board_post(struct kvp_board *board, struct kvp_inbox *loop, uint32_t flags);
+
+/* The lane: the object has failed, with a text that names field, value and limit. The first failure
+ * stays; after COMPLETE there is none. Returns 1 if this was it, else 0. */
+int kvp_board_fail(struct kvp_board *board, struct kvp_inbox *loop, uint32_t status, const char *fmt,
+		   ...) KVP_PRINTF(4, 5);
+
+/* The lane: what the object waits for. The time is kept while neither that nor `progress` changes. */
+void kvp_board_wait(struct kvp_board *board, enum kvp_wait wait, uint64_t now_ns);
+
+/* The lane: counts something that moved; the wait, if any, begins anew. */
+void kvp_board_progress(struct kvp_board *board, uint64_t now_ns);
+
+/* "nothing", "engine", "start", ...: for displays. */
+const char *kvp_wait_name(enum kvp_wait wait);

@@ -125,6 +125,7 @@ struct kvp_lane_geom {
 	uint32_t n_src; /* entries of the source pool, masked ones included */
 	uint64_t src_mask[KVP_LANE_MASK_WORDS]; /* those that take part */
 	uint32_t piece_tokens; /* >= 1 */
+	uint64_t slot_bytes;   /* the smaller of both ends' slots; 0: this lane's. Segments are cut there */
 };
 
 /* Adds a sender to an rx, after the loop has accepted it. Wants that come earlier are dropped (none
@@ -152,6 +153,11 @@ struct kvp_order_tx_leg {
 	uint32_t dest;
 	uint64_t generation;
 	uint64_t ep;             /* 0: local, the rx with that generation is on this lane */
+	bool wants_meta;         /* the destination takes the meta from this sender */
+	/* Ids of the segments that the destination expects (owned); others are not sent to it. NULL: all
+	 * are sent, and the receiver refuses what it does not know. */
+	uint32_t n_segments;
+	uint32_t *segments;
 	struct kvp_lane_geom leg;
 };
 
