@@ -46,24 +46,25 @@ enum kvp_wait {
 };
 
 enum {
-	KVP_BOARD_FAILED = 1u << 0,   /* status, text are set; written once */
-	KVP_BOARD_COMPLETE = 1u << 1, /* rx: everything landed and visible. tx: all delivered, last included */
+	KVP_BOARD_FAILED = 1u << 0, /* status, text are set; written once */
+	KVP_BOARD_COMPLETE =
+		1u << 1, /* rx: everything landed and visible. tx: all delivered, last included */
 	KVP_BOARD_QUIET = 1u << 2,    /* the lane is done with the object for good */
-	KVP_BOARD_RECALLED = 1u << 3, /* tx: `recalled_from` answers the recall order; the loop clears it
-				       * (kvp_board_clear) before it orders another */
+	KVP_BOARD_RECALLED = 1u << 3, /* tx: `recalled_from` answers the recall order; the loop
+				       * clears it (kvp_board_clear) before it orders another */
 	KVP_BOARD_POSTED = 1u << 31,  /* in the loop's inbox, or on its way there */
 };
 
 #define KVP_BOARD_TEXT 192u
 
 struct kvp_board {
-	struct kvp_node node;        /* in the loop's inbox while POSTED */
-	uint32_t kind;               /* enum kvp_board_kind; fixed */
-	uint64_t id;                 /* of the loop's object; fixed */
+	struct kvp_node node; /* in the loop's inbox while POSTED */
+	uint32_t kind;        /* enum kvp_board_kind; fixed */
+	uint64_t id;          /* of the loop's object; fixed */
 
 	_Atomic uint32_t flags;
-	uint32_t status;             /* Kvp__Status; before FAILED */
-	char text[KVP_BOARD_TEXT];   /* before FAILED */
+	uint32_t status;           /* Kvp__Status; before FAILED */
+	char text[KVP_BOARD_TEXT]; /* before FAILED */
 
 	_Atomic uint32_t source_free;   /* tx: chunks [0, n) are packed or dropped for every leg */
 	_Atomic uint32_t delivered;     /* tx: chunks [0, n) have landed at every leg */
@@ -71,7 +72,7 @@ struct kvp_board {
 	_Atomic uint64_t arrived;       /* rx: contiguous end position present in all entries */
 	_Atomic uint64_t progress;      /* grows with everything that moves */
 
-	_Atomic uint32_t waits;         /* enum kvp_wait */
+	_Atomic uint32_t waits;          /* enum kvp_wait */
 	_Atomic uint64_t waits_since_ns; /* CLOCK_MONOTONIC */
 
 	/* Stage times, CLOCK_MONOTONIC ns, 0 = not yet. */
@@ -96,16 +97,17 @@ static inline uint32_t kvp_board_flags(const struct kvp_board *board)
 	return atomic_load_explicit(&board->flags, memory_order_acquire);
 }
 
-/* The lane: sets flags (0: none) and sees to it that the loop looks at the board. With QUIET among them
- * the board is the loop's when this returns. */
+/* The lane: sets flags (0: none) and sees to it that the loop looks at the board. With QUIET among
+ * them the board is the loop's when this returns. */
 void kvp_board_post(struct kvp_board *board, struct kvp_inbox *loop, uint32_t flags);
 
 /* The lane: the object has failed, with a text that names field, value and limit. The first failure
  * stays; after COMPLETE there is none. Returns 1 if this was it, else 0. */
-int kvp_board_fail(struct kvp_board *board, struct kvp_inbox *loop, uint32_t status, const char *fmt,
-		   ...) KVP_PRINTF(4, 5);
+int kvp_board_fail(struct kvp_board *board, struct kvp_inbox *loop, uint32_t status,
+		   const char *fmt, ...) KVP_PRINTF(4, 5);
 
-/* The lane: what the object waits for. The time is kept while neither that nor `progress` changes. */
+/* The lane: what the object waits for. The time is kept while neither that nor `progress` changes.
+ */
 void kvp_board_wait(struct kvp_board *board, enum kvp_wait wait, uint64_t now_ns);
 
 /* The lane: counts something that moved; the wait, if any, begins anew. */

@@ -2,17 +2,17 @@
 #pragma once
 
 /*
- * A lane: the thread of one device, with its rings, its transport and the objects that the loop gave
- * it. This header is all that the loop knows of it.
+ * A lane: the thread of one device, with its rings, its transport and the objects that the loop
+ * gave it. This header is all that the loop knows of it.
  *
- * Orders go in through an inbox, are owned by the lane from kvp_lane_order() on and are handled in the
- * order given. Boards (daemon/board.h) come back. Every object is added by one order, ended by one
- * order, and answers KVP_BOARD_QUIET when nothing of it is queued, running, or in the transport's
- * hands any more. Ids are drawn by the loop and never reused. An order about an unknown id is
- * dropped: the object has failed or ended meanwhile, and its board says so.
+ * Orders go in through an inbox, are owned by the lane from kvp_lane_order() on and are handled in
+ * the order given. Boards (daemon/board.h) come back. Every object is added by one order, ended by
+ * one order, and answers KVP_BOARD_QUIET when nothing of it is queued, running, or in the
+ * transport's hands any more. Ids are drawn by the loop and never reused. An order about an unknown
+ * id is dropped: the object has failed or ended meanwhile, and its board says so.
  *
- * All structs below are allocated by the loop with malloc; "owned" pointers too, each a block of its own.
- * The lane frees both.
+ * All structs below are allocated by the loop with malloc; "owned" pointers too, each a block of
+ * its own. The lane frees both.
  */
 
 #include <stdbool.h>
@@ -60,8 +60,8 @@ struct kvp_order_id {
 	uint32_t value; /* TX_RECALL: first seq to withdraw; HOLD: on or off */
 };
 
-/* A mapped pool. Mapping and unmapping are the loop's; POOL_END answers QUIET once no rx or tx uses it
- * (the loop has ended those before). */
+/* A mapped pool. Mapping and unmapping are the loop's; POOL_END answers QUIET once no rx or tx uses
+ * it (the loop has ended those before). */
 struct kvp_order_pool {
 	struct kvp_order order;
 	struct kvp_board *board; /* id = the pool's */
@@ -80,14 +80,14 @@ struct kvp_order_fence {
 	uint32_t n_words;
 };
 
-/* A data endpoint to one lane of a peer, for one session. A failed one says FAILED; its rx and tx legs
- * stall until the loop ends them. EP_END answers QUIET when the transport has let go of it. */
+/* A data endpoint to one lane of a peer, for one session. A failed one says FAILED; its rx and tx
+ * legs stall until the loop ends them. EP_END answers QUIET when the transport has let go of it. */
 struct kvp_order_ep {
 	struct kvp_order order;
 	struct kvp_board *board; /* id = the endpoint's */
 	uint64_t session;        /* whose fair share its wants and grants count against */
 	uint32_t addr_bytes;
-	uint8_t *addr;           /* owned */
+	uint8_t *addr; /* owned */
 };
 
 /* Names of the bytes of a room that are not rows. */
@@ -103,18 +103,19 @@ struct kvp_order_rx {
 	uint64_t pool;
 	uint64_t room;
 	uint32_t dest;
-	uint32_t n_legs;         /* data senders: complete when that many legs are */
-	uint32_t n_sides;        /* by group */
+	uint32_t n_legs;                        /* data senders: complete when that many legs are */
+	uint32_t n_sides;                       /* by group */
 	struct kvp_side sides[KVP_LANE_GROUPS]; /* pages point into `pages` */
 	uint64_t firsts[KVP_LANE_GROUPS];       /* first position needed, by group */
-	uint32_t *pages;         /* owned block of all lists */
+	uint32_t *pages;                        /* owned block of all lists */
 	uint64_t prefix, end;
 	uint32_t n_segments;
 	struct kvp_lane_segment *segments; /* owned */
-	int32_t meta_from;       /* sender, or -1 */
-	/* The meta lands here: [KVP_LANE_META_MAX], the loop's, NULL without meta. Valid with COMPLETE. */
+	int32_t meta_from;                 /* sender, or -1 */
+	/* The meta lands here: [KVP_LANE_META_MAX], the loop's, NULL without meta. Valid with
+	 * COMPLETE. */
 	uint8_t *meta;
-	uint32_t *meta_bytes;    /* the loop's; before COMPLETE */
+	uint32_t *meta_bytes; /* the loop's; before COMPLETE */
 };
 
 /* What both ends of a leg compute alike. Owned: `block` holds everything that geom points to
@@ -124,8 +125,9 @@ struct kvp_lane_geom {
 	void *block;
 	uint32_t n_src; /* entries of the source pool, masked ones included */
 	uint64_t src_mask[KVP_LANE_MASK_WORDS]; /* those that take part */
-	uint32_t piece_tokens; /* >= 1 */
-	uint64_t slot_bytes;   /* the smaller of both ends' slots; 0: this lane's. Segments are cut there */
+	uint32_t piece_tokens;                  /* >= 1 */
+	uint64_t slot_bytes; /* the smaller of both ends' slots; 0: this lane's. Segments are cut
+				there */
 };
 
 /* Adds a sender to an rx, after the loop has accepted it. Wants that come earlier are dropped (none
@@ -134,7 +136,7 @@ struct kvp_order_rx_leg {
 	struct kvp_order order;
 	uint64_t generation;
 	uint32_t sender;
-	uint64_t ep;             /* 0: local, fed by a tx of this lane */
+	uint64_t ep; /* 0: local, fed by a tx of this lane */
 	struct kvp_lane_geom leg;
 };
 
@@ -152,10 +154,10 @@ struct kvp_order_tx_leg {
 	uint64_t tx;
 	uint32_t dest;
 	uint64_t generation;
-	uint64_t ep;             /* 0: local, the rx with that generation is on this lane */
-	bool wants_meta;         /* the destination takes the meta from this sender */
-	/* Ids of the segments that the destination expects (owned); others are not sent to it. NULL: all
-	 * are sent, and the receiver refuses what it does not know. */
+	uint64_t ep;     /* 0: local, the rx with that generation is on this lane */
+	bool wants_meta; /* the destination takes the meta from this sender */
+	/* Ids of the segments that the destination expects (owned); others are not sent to it.
+	 * NULL: all are sent, and the receiver refuses what it does not know. */
 	uint32_t n_segments;
 	uint32_t *segments;
 	struct kvp_lane_geom leg;
@@ -164,11 +166,12 @@ struct kvp_order_tx_leg {
 struct kvp_lane_chunk_side {
 	uint64_t pos0;
 	uint32_t n_pages;
-	uint32_t *pages;         /* into kvp_order_chunk.pages; NULL: group not in this chunk */
+	uint32_t *pages; /* into kvp_order_chunk.pages; NULL: group not in this chunk */
 };
 
-/* A token range. The loop has checked: seq, start against the previous end of each entry in the set,
- * pages against the pool, ranges against the pages, segments against the pool, last against the end. */
+/* A token range. The loop has checked: seq, start against the previous end of each entry in the
+ * set, pages against the pool, ranges against the pages, segments against the pool, last against
+ * the end. */
 struct kvp_order_chunk {
 	struct kvp_order order;
 	uint64_t tx;
@@ -177,25 +180,25 @@ struct kvp_order_chunk {
 	uint64_t start, tokens;
 	uint64_t entry_set[KVP_LANE_MASK_WORDS];
 	struct kvp_lane_chunk_side sides[KVP_LANE_GROUPS]; /* by source group */
-	uint32_t *pages;         /* owned block */
-	uint64_t fence;          /* 0: none */
+	uint32_t *pages;                                   /* owned block */
+	uint64_t fence;                                    /* 0: none */
 	uint32_t fence_word;
 	uint64_t fence_value;
 	uint32_t n_segments;
 	struct kvp_lane_segment *segments; /* owned */
 	uint32_t meta_bytes;
-	uint8_t *meta;           /* owned, NULL: none; goes to legs whose receiver wants it */
+	uint8_t *meta; /* owned, NULL: none; goes to legs whose receiver wants it */
 };
 
 struct kvp_lane;
 
 struct kvp_lane_config {
-	const char *name;             /* "host" */
-	uint32_t slots;               /* of each ring */
+	const char *name; /* "host" */
+	uint32_t slots;   /* of each ring */
 	uint64_t slot_bytes;
 	uint64_t spin_ns;
-	bool pack;                    /* false: one message per row, counted and shown */
-	uint32_t wants_per_session;   /* queued at this receiver */
+	bool pack;                     /* false: one message per row, counted and shown */
+	uint32_t wants_per_session;    /* queued at this receiver */
 	const struct kvp_net_ops *net; /* NULL: local mode only, no transport is opened */
 	const char *interface;
 	uint16_t port_lo, port_hi;
@@ -220,33 +223,33 @@ uint64_t kvp_lane_slot_bytes(const struct kvp_lane *lane);
 #define KVP_LANE_SLOTS_SHOWN 64u
 
 struct kvp_lane_slot_status {
-	uint64_t room;      /* 0: free */
-	uint32_t waits;     /* enum kvp_wait */
+	uint64_t room;  /* 0: free */
+	uint32_t waits; /* enum kvp_wait */
 	uint64_t since_ns;
 };
 
 /* A consistent copy of what the lane publishes once a turn. */
 struct kvp_lane_status {
-	uint64_t turns, turn_ns;      /* time of the last turn */
-	const char *call;             /* foreign call it is in, NULL: none (static string) */
+	uint64_t turns, turn_ns; /* time of the last turn */
+	const char *call;        /* foreign call it is in, NULL: none (static string) */
 	uint64_t call_since_ns;
-	bool has_work;                /* something is queued or running */
+	bool has_work;                             /* something is queued or running */
 	uint32_t pack_slots, pack_free, pack_held; /* held: packed ahead of a grant */
 	uint32_t land_slots, land_free;
-	uint32_t wants_queued;        /* at this receiver */
+	uint32_t wants_queued; /* at this receiver */
 	uint32_t rxs, txs, eps;
 	uint64_t pieces_sent, pieces_landed, bytes_sent, bytes_landed;
 	uint64_t pieces_local, bytes_local;
-	uint64_t raw_rows;            /* rows sent one by one, packing off */
-	uint64_t repacked;            /* pieces packed again because grants came too far apart */
-	uint64_t shared;              /* pieces that went out from a slot packed for another destination */
-	uint64_t no_token;            /* data dropped: token not live */
-	uint64_t stale;               /* wants, grants, landed of ended objects dropped */
-	uint64_t bad_messages;        /* malformed headers dropped */
-	uint64_t want_refused;        /* wants beyond a session's limit */
-	uint64_t slot_waits;          /* times a piece had to wait for a slot */
+	uint64_t raw_rows;     /* rows sent one by one, packing off */
+	uint64_t repacked;     /* pieces packed again because grants came too far apart */
+	uint64_t shared;       /* pieces that went out from a slot packed for another destination */
+	uint64_t no_token;     /* data dropped: token not live */
+	uint64_t stale;        /* wants, grants, landed of ended objects dropped */
+	uint64_t bad_messages; /* malformed headers dropped */
+	uint64_t want_refused; /* wants beyond a session's limit */
+	uint64_t slot_waits;   /* times a piece had to wait for a slot */
 	uint64_t spins, sleeps, wakes;
-	uint32_t holds[8];            /* test builds: pieces kept at each test point */
+	uint32_t holds[8]; /* test builds: pieces kept at each test point */
 	struct kvp_lane_slot_status pack[KVP_LANE_SLOTS_SHOWN], land[KVP_LANE_SLOTS_SHOWN];
 	struct kvp_net_stats net;
 	char net_describe[64];
