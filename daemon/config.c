@@ -1,0 +1,804 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/config.h"
+
+#include <arpa/inet.h>
+#include <assert.h>
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <ini.h>
+
+#include "proto/util.h"
+
+#define US UINT64_C(1000)
+#define MS (1000 * US)
+#define SEC (1000 * MS)
+#define HOUR (3600 * SEC)
+#define KIB UINT64_C(1024)
+#define MIB (1024 * KIB)
+
+#define SPIN_AUTO UINT64_MAX /* only until the file is read */
+#define SPIN_MANY_CORES (50 * US)
+#define SPIN_MIN_CORES 4
+
+static const struct kvp_config_choice trust_choices[] = {
+	{ "loopback", KVP_TRUST_LOOPBACK },
+	{ "trusted", KVP_TRUST_TRUSTED },
+	{ NULL, 0 },
+};
+
+static const struct kvp_config_choice allow_choices[] = {
+	{ "listed", KVP_ALLOW_LISTED },
+	{ "all", KVP_ALLOW_ALL },
+	{ NULL, 0 },
+};
+
+static const struct kvp_config_choice level_choices[] = {
+	{ "error", KVP_LOG_ERR }, { "warning", KVP_LOG_WARNING }, { "notice", KVP_LOG_NOTICE },
+	{ "info", KVP_LOG_INFO }, { "debug", KVP_LOG_DEBUG },     { NULL, 0 },
+};
+
+#define FIELD(section_, field_)                                 \
+	.offset = offsetof(struct kvp_config, section_.field_), \
+	.size = sizeof(((struct kvp_config *)0)->section_.field_)
+
+/* Entries of the table: section, key, (type, smallest, largest,) default, help. */
+#define KEY(s, k, type_, field, min_, max_, def_, choices_, help_)                     \
+	{                                                                              \
+		.section = #s, .key = #k, .type = KVP_CONFIG_##type_, FIELD(s, field), \
+		.min = (min_), .max = (max_), .def = (def_), .choices = (choices_),    \
+		.help = (help_)                                                        \
+	}
+#define STR(s, k, min, def, help) KEY(s, k, STR, k, min, KVP_CONFIG_STR_MAX - 1, def, NULL, help)
+#define LIST(s, k, def, help) KEY(s, k, LIST, k, 0, KVP_CONFIG_LIST_MAX - 1, def, NULL, help)
+#define NUM(s, k, type, min, max, def, help) KEY(s, k, type, k, min, max, def, NULL, help)
+#define DUR(s, k, type, min, max, def, help) KEY(s, k, type, k##_ns, min, max, def, NULL, help)
+#define CHOICE(s, k, choices, def, help) KEY(s, k, CHOICE, k, 0, 0, def, choices, help)
+
+static const struct kvp_config_key keys[] = {
+	STR(node, name, 0, "", "name in displays and logs; empty: the host's name"),
+	STR(node, advertise, 0, "", "host:port that peers dial; empty: peer.listen"),
+
+	CHOICE(log, level, level_choices, "info", "lines above it are left out"),
+
+	STR(client, socket, 1, "/run/kvpack/sock", "path of the clients' socket"),
+	NUM(client, mode, MODE, 0600, 0777, "0660", "permissions of the socket"),
+	STR(client, group, 0, "kvpack", "group of the socket, if it exists and the daemon is root"),
+	DUR(client, stall, DURATION, 100 * MS, HOUR, "10s",
+	    "a client that reads nothing for so long is dropped"),
+	NUM(client, max_sessions, COUNT, 1, 65536, "256", "connections of clients"),
+
+	STR(peer, listen, 0, "", "address:port for other daemons, port 0: any; empty: no peers"),
+	CHOICE(peer, plaintext, trust_choices, "loopback",
+	       "where the control channel may go without TLS"),
+	LIST(peer, allow, "127.0.0.0/8", "networks whose daemons may connect"),
+	DUR(peer, heartbeat, DURATION, 10 * MS, 60 * SEC, "1s", "time between signs of life"),
+	DUR(peer, lost_after, DURATION, 50 * MS, 600 * SEC, "5s", "a silent peer is lost after it"),
+	DUR(peer, retry_min, DURATION, MS, 60 * SEC, "100ms",
+	    "first wait before a peer is dialled again"),
+	DUR(peer, retry_max, DURATION, MS, HOUR, "5s",
+	    "longest such wait; it doubles from the first"),
+	NUM(peer, max_sessions, COUNT, 1, 65536, "256", "connections of peers"),
+
+	STR(ucx, interface, 1, "lo", "network interface that carries the data"),
+	NUM(ucx, port_lo, COUNT, 0, 65535, "0", "first port for data; 0: any"),
+	NUM(ucx, port_hi, COUNT, 0, 65535, "0", "last port for data; 0: any"),
+	CHOICE(ucx, tcp_network, trust_choices, "loopback", "who may reach the data ports"),
+
+	DUR(lane, spin, SPIN, 0, 10 * MS, "auto",
+	    "busy wait before sleeping; auto: 50us, 0 below 4 cores"),
+	DUR(lane, stuck_after, DURATION, 100 * MS, HOUR, "5s",
+	    "a lane with work and no turn for so long is stuck"),
+	NUM(lane, pack, BOOL, 0, 1, "on", "off: each row is a message of its own; for comparisons"),
+
+	NUM(host, slots, COUNT, 2, 4096, "64", "slots of the pack ring, and of the landing ring"),
+	NUM(host, slot_bytes, BYTES, 64 * KIB, 64 * MIB, "1M", "bytes of one slot"),
+
+	NUM(limits, max_rooms, COUNT, 1, 1 << 20, "50000", "rooms at the same time"),
+	NUM(limits, max_pools, COUNT, 1, 65536, "1024", "pools"),
+	NUM(limits, max_entries, COUNT, 1, 65536, "512", "entries of one pool"),
+	NUM(limits, max_room_pages, COUNT, 1, 1 << 28, "1M", "pages of one list"),
+	NUM(limits, max_parked_offers, COUNT, 1, 1 << 20, "65536",
+	    "offers that no client has opened yet"),
+	NUM(limits, max_parked_chunks, COUNT, 1, 65536, "1024",
+	    "chunks of one open that wait for destinations"),
+	NUM(limits, max_lists, COUNT, 1, 4096, "64",
+	    "page lists that one session builds at a time"),
+	NUM(limits, max_wants, COUNT, 1, 4096, "64",
+	    "pieces that one peer may ask slots for at a time"),
+	NUM(limits, history, COUNT, 0, 1 << 20, "10000", "ended rooms that kvpackctl still shows"),
+
+	DUR(timers, offer, DURATION, 10 * MS, 24 * HOUR, "30s",
+	    "from expect until all senders have accepted"),
+	DUR(timers, open, DURATION, 10 * MS, 24 * HOUR, "300s", "from open until decode shows up"),
+	DUR(timers, progress, DURATION, 10 * MS, 24 * HOUR, "30s",
+	    "without a piece while the peer owes one"),
+	DUR(timers, fence, DURATION, 10 * MS, 24 * HOUR, "60s",
+	    "from submit until the engine reaches the fence"),
+	DUR(timers, drain, DURATION, 10 * MS, HOUR, "5s",
+	    "for writers to stop; then their endpoint is destroyed"),
+	DUR(timers, lease, DURATION, 10 * MS, 24 * HOUR, "30s",
+	    "an open that decode does not renew ends after it"),
+
+	DUR(stop, drain, DURATION, 0, HOUR, "10s", "at stop: rooms in motion may end within it"),
+
+	CHOICE(policy, allow, allow_choices, "listed",
+	       "who may connect: listed users, or all that can open the socket"),
+};
+
+struct unit {
+	const char *name;
+	uint64_t factor;
+};
+
+/* Largest first, for printing. */
+static const struct unit time_units[] = {
+	{ "h", HOUR }, { "m", 60 * SEC }, { "s", SEC }, { "ms", MS },
+	{ "us", US },  { "ns", 1 },       { NULL, 0 },
+};
+
+static const struct unit size_units[] = {
+	{ "G", KIB *MIB }, { "M", MIB }, { "k", KIB }, { "", 1 }, { NULL, 0 },
+};
+
+/* ---- state while a file is read */
+
+struct reader {
+	struct kvp_config *config;
+	FILE *file;       /* borrowed */
+	const char *name; /* borrowed */
+	char *err;        /* the first error is kept */
+	size_t err_bytes;
+	unsigned line;
+	bool failed;
+	unsigned seen[KVP_ARRAY_SIZE(keys)]; /* line of each key, 0: not yet */
+};
+
+KVP_PRINTF(2, 3)
+static void reader_fail(struct reader *reader, const char *fmt, ...)
+{
+	va_list args;
+	int n;
+
+	if (reader->failed)
+		return;
+
+	reader->failed = true;
+	n = snprintf(reader->err, reader->err_bytes, "%s:%u: ", reader->name, reader->line);
+	if (n < 0 || (size_t)n >= reader->err_bytes)
+		return;
+
+	va_start(args, fmt);
+	(void)vsnprintf(reader->err + n, reader->err_bytes - (size_t)n, fmt, args); /* may be cut */
+	va_end(args);
+}
+
+/* ---- values */
+
+static const struct unit *units_of(enum kvp_config_type type)
+{
+	return type == KVP_CONFIG_DURATION || type == KVP_CONFIG_SPIN ? time_units : size_units;
+}
+
+/* Digits and a unit; a time needs its unit unless it is 0. Returns 0, or -EINVAL. */
+static int parse_number(const char *text, const struct unit *units, uint64_t *out)
+{
+	uint64_t value;
+	char *end;
+
+	if (!isdigit((unsigned char)*text))
+		return -EINVAL;
+	errno = 0;
+	value = strtoull(text, &end, 10);
+	if (errno)
+		return -EINVAL;
+	while (*end == ' ')
+		end++;
+
+	for (; units->name; units++) {
+		if (strcmp(units->name, end) != 0 && !(value == 0 && *end == '\0'))
+			continue;
+		return __builtin_mul_overflow(value, units->factor, out) ? -EINVAL : 0;
+	}
+	return -EINVAL;
+}
+
+static int parse_octal(const char *text, uint64_t *out)
+{
+	char *end;
+
+	if (!isdigit((unsigned char)*text))
+		return -EINVAL;
+	*out = strtoull(text, &end, 8); /* an overflow is beyond every range */
+	return *end ? -EINVAL : 0;
+}
+
+static int parse_bool(const char *text, uint64_t *out)
+{
+	static const char *const no_yes[][3] = { { "no", "off", "false" },
+						 { "yes", "on", "true" } };
+
+	for (uint64_t value = 0; value < 2; value++) {
+		for (size_t i = 0; i < KVP_ARRAY_SIZE(no_yes[value]); i++) {
+			if (strcmp(text, no_yes[value][i]) == 0) {
+				*out = value;
+				return 0;
+			}
+		}
+	}
+	return -EINVAL;
+}
+
+static int parse_choice(const char *text, const struct kvp_config_choice *choice, uint64_t *out)
+{
+	for (; choice->name; choice++) {
+		if (strcmp(text, choice->name) == 0) {
+			*out = choice->value;
+			return 0;
+		}
+	}
+	return -EINVAL;
+}
+
+static int parse_value(const struct kvp_config_key *key, const char *text, uint64_t *out)
+{
+	switch (key->type) {
+	case KVP_CONFIG_BOOL:
+		return parse_bool(text, out);
+	case KVP_CONFIG_CHOICE:
+		return parse_choice(text, key->choices, out);
+	case KVP_CONFIG_MODE:
+		return parse_octal(text, out);
+	case KVP_CONFIG_SPIN:
+		if (strcmp(text, "auto") == 0) {
+			*out = SPIN_AUTO;
+			return 0;
+		}
+		return parse_number(text, time_units, out);
+	default:
+		return parse_number(text, units_of(key->type), out);
+	}
+}
+
+/* Writes a number in its largest unit without a rest. */
+static void format_number(char *buf, size_t bytes, enum kvp_config_type type, uint64_t value)
+{
+	const struct unit *unit = units_of(type);
+
+	if (type == KVP_CONFIG_MODE) {
+		(void)snprintf(buf, bytes, "%04" PRIo64, value);
+		return;
+	}
+	if (value == 0) {
+		(void)snprintf(buf, bytes, "0");
+		return;
+	}
+	while (value % unit->factor != 0)
+		unit++;
+	(void)snprintf(buf, bytes, "%" PRIu64 "%s", value / unit->factor, unit->name);
+}
+
+static void format_range(const struct kvp_config_key *key, char *buf, size_t bytes)
+{
+	char min[32], max[32];
+	size_t n = 0;
+
+	switch (key->type) {
+	case KVP_CONFIG_BOOL:
+		(void)snprintf(buf, bytes, "yes, no");
+		return;
+	case KVP_CONFIG_CHOICE:
+		for (const struct kvp_config_choice *c = key->choices; c->name && n < bytes; c++) {
+			int r = snprintf(buf + n, bytes - n, "%s%s", n ? ", " : "", c->name);
+
+			n += r > 0 ? (size_t)r : 0;
+		}
+		return;
+	default:
+		format_number(min, sizeof(min), key->type, key->min);
+		format_number(max, sizeof(max), key->type, key->max);
+		(void)snprintf(buf, bytes, "%s%s to %s%s",
+			       key->type == KVP_CONFIG_SPIN ? "auto, " : "", min, max,
+			       units_of(key->type) == time_units ? " (units ns, us, ms, s, m, h)"
+								 : "");
+	}
+}
+
+static void field_store(struct kvp_config *config, const struct kvp_config_key *key, uint64_t value)
+{
+	/* Ranges in the table fit the field; little-endian is all that we build for. */
+	_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "narrowing copies low bytes");
+	memcpy((char *)config + key->offset, &value, key->size);
+}
+
+static uint64_t field_load(const struct kvp_config *config, const struct kvp_config_key *key)
+{
+	uint64_t value = 0;
+
+	memcpy(&value, (const char *)config + key->offset, key->size);
+	return value;
+}
+
+static bool key_is_text(const struct kvp_config_key *key)
+{
+	return key->type == KVP_CONFIG_STR || key->type == KVP_CONFIG_LIST;
+}
+
+/* Returns 0, or -EINVAL: text out of the key's length. */
+static int store_text(struct kvp_config *config, const struct kvp_config_key *key, const char *text,
+		      bool append)
+{
+	char *field = (char *)config + key->offset;
+	size_t old = append ? strlen(field) : 0;
+	size_t bytes = strlen(text);
+
+	if (old)
+		old++; /* for the comma */
+	if (bytes < key->min || old + bytes > key->max)
+		return -EINVAL;
+	if (old)
+		field[old - 1] = ',';
+	memcpy(field + old, text, bytes + 1);
+	return 0;
+}
+
+static void set_text(struct reader *reader, const struct kvp_config_key *key, const char *text,
+		     bool again)
+{
+	if (store_text(reader->config, key, text, again) < 0)
+		reader_fail(reader, "%s.%s = \"%s\": allowed are %" PRIu64 " to %" PRIu64 " bytes",
+			    key->section, key->key, text, key->min, key->max);
+}
+
+static void set_number(struct reader *reader, const struct kvp_config_key *key, const char *text)
+{
+	uint64_t value = 0;
+	char range[128];
+	bool fits = parse_value(key, text, &value) == 0;
+
+	if (key->type != KVP_CONFIG_CHOICE && !(key->type == KVP_CONFIG_SPIN && value == SPIN_AUTO))
+		fits = fits && value >= key->min && value <= key->max;
+	if (fits) {
+		field_store(reader->config, key, value);
+		return;
+	}
+	format_range(key, range, sizeof(range));
+	reader_fail(reader, "%s.%s = \"%s\": allowed: %s", key->section, key->key, text, range);
+}
+
+/* ---- sections and keys */
+
+static const struct kvp_config_key *key_find(const char *section, const char *name)
+{
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(keys); i++) {
+		if (strcmp(keys[i].section, section) == 0 && strcmp(keys[i].key, name) == 0)
+			return &keys[i];
+	}
+	return NULL;
+}
+
+static bool section_known(const char *section)
+{
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(keys); i++) {
+		if (strcmp(keys[i].section, section) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* "uid.N" or "gid.N": returns 0 and the id, or -EINVAL. */
+static int policy_section(const char *section, bool *is_gid, uint32_t *id)
+{
+	uint64_t value;
+
+	if (strncmp(section, "uid.", 4) != 0 && strncmp(section, "gid.", 4) != 0)
+		return -EINVAL;
+	if (!isdigit((unsigned char)section[4]))
+		return -EINVAL;
+	if (parse_number(section + 4, &size_units[3], &value) < 0 || value >= UINT32_MAX)
+		return -EINVAL;
+
+	*is_gid = section[0] == 'g';
+	*id = (uint32_t)value;
+	return 0;
+}
+
+static struct kvp_policy *policy_find(const struct kvp_config *config, bool is_gid, uint32_t id)
+{
+	for (uint32_t i = 0; i < config->n_policies; i++) {
+		const struct kvp_policy *policy = &config->policies[i];
+
+		if (policy->is_gid == is_gid && policy->id == id)
+			return (struct kvp_policy *)policy;
+	}
+	return NULL;
+}
+
+/* A section header: unknown ones are refused even when they are empty. */
+static void read_section(struct reader *reader, const char *section)
+{
+	struct kvp_config *config = reader->config;
+	bool is_gid;
+	uint32_t id;
+
+	if (section_known(section))
+		return;
+	if (policy_section(section, &is_gid, &id) < 0) {
+		reader_fail(reader, "[%s]: unknown section", section);
+		return;
+	}
+	if (policy_find(config, is_gid, id)) {
+		reader_fail(reader, "[%s]: given twice", section);
+		return;
+	}
+	if (config->n_policies == KVP_CONFIG_POLICIES_MAX) {
+		reader_fail(reader, "[%s]: more than %u policy sections", section,
+			    KVP_CONFIG_POLICIES_MAX);
+		return;
+	}
+	/* UINT32_MAX: as in [limits], which may follow. */
+	config->policies[config->n_policies++] = (struct kvp_policy){
+		.is_gid = is_gid, .id = id, .max_rooms = UINT32_MAX, .max_pools = UINT32_MAX
+	};
+}
+
+static void set_policy(struct reader *reader, struct kvp_policy *policy, const char *section,
+		       const char *name, const char *text)
+{
+	const struct kvp_config_key *limit = key_find("limits", name);
+	uint64_t value;
+
+	if (strcmp(name, "admin") == 0) {
+		if (parse_bool(text, &value) < 0)
+			reader_fail(reader, "%s.admin = \"%s\": allowed: yes, no", section, text);
+		else
+			policy->admin = value;
+	} else if (strcmp(name, "max_rooms") == 0 || strcmp(name, "max_pools") == 0) {
+		if (parse_number(text, size_units, &value) < 0 || value > limit->max)
+			reader_fail(reader, "%s.%s = \"%s\": allowed: 0 to %" PRIu64, section, name,
+				    text, limit->max);
+		else if (strcmp(name, "max_rooms") == 0)
+			policy->max_rooms = (uint32_t)value;
+		else
+			policy->max_pools = (uint32_t)value;
+	} else {
+		reader_fail(reader, "%s.%s: unknown key; known: max_rooms, max_pools, admin",
+			    section, name);
+	}
+}
+
+static int on_value(void *arg, const char *section, const char *name, const char *value)
+{
+	struct reader *reader = arg;
+	const struct kvp_config_key *key = key_find(section, name);
+	bool is_gid;
+	uint32_t id;
+	unsigned *seen;
+
+	if (policy_section(section, &is_gid, &id) == 0) {
+		struct kvp_policy *policy = policy_find(reader->config, is_gid, id);
+
+		if (policy)
+			set_policy(reader, policy, section, name, value);
+		return 1;
+	}
+	if (!key) {
+		reader_fail(reader, "%s.%s: unknown key", section, name);
+		return 1;
+	}
+
+	seen = &reader->seen[key - keys];
+	if (*seen && key->type != KVP_CONFIG_LIST)
+		reader_fail(reader, "%s.%s: given twice, first in line %u", section, name, *seen);
+	else if (key_is_text(key))
+		set_text(reader, key, value, *seen != 0);
+	else
+		set_number(reader, key, value);
+	*seen = reader->line;
+	return 1;
+}
+
+/*
+ * Gives inih one line without leading blanks (it would take an indented line for the continuation
+ * of the last value), counts lines, and looks at section headers, of which inih tells nothing.
+ */
+static char *read_line(char *buf, int bytes, void *arg)
+{
+	struct reader *reader = arg;
+	char *text, *end;
+
+	if (reader->failed || !fgets(buf, bytes, reader->file))
+		return NULL;
+
+	reader->line++;
+	if (!strchr(buf, '\n') && strlen(buf) + 1 == (size_t)bytes) {
+		reader_fail(reader, "line of more than %d bytes", bytes - 2);
+		return NULL;
+	}
+
+	text = buf + strspn(buf, " \t");
+	memmove(buf, text, strlen(text) + 1);
+	if (buf[0] == '[') {
+		char section[64] = "";
+
+		end = strchr(buf, ']');
+		if (end && (size_t)(end - buf) <= sizeof(section)) {
+			memcpy(section, buf + 1, (size_t)(end - buf) - 1);
+			read_section(reader, section);
+		} else {
+			reader_fail(reader, "section header without ], or too long");
+		}
+	}
+	return reader->failed ? NULL : buf;
+}
+
+/* ---- defaults */
+
+static uint64_t spin_auto(void)
+{
+	cpu_set_t cpus;
+
+	/* With few cores a spinning lane takes the core that its peer needs. */
+	if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0 && CPU_COUNT(&cpus) < SPIN_MIN_CORES)
+		return 0;
+	return SPIN_MANY_CORES;
+}
+
+static void resolve(struct kvp_config *config)
+{
+	if (config->lane.spin_ns == SPIN_AUTO)
+		config->lane.spin_ns = spin_auto();
+
+	if (!config->node.name[0]) {
+		if (gethostname(config->node.name, sizeof(config->node.name)) < 0)
+			(void)snprintf(config->node.name, sizeof(config->node.name), "node");
+		config->node.name[sizeof(config->node.name) - 1] = '\0';
+	}
+
+	for (uint32_t i = 0; i < config->n_policies; i++) {
+		struct kvp_policy *policy = &config->policies[i];
+
+		policy->max_rooms = KVP_MIN(policy->max_rooms, config->limits.max_rooms);
+		policy->max_pools = KVP_MIN(policy->max_pools, config->limits.max_pools);
+	}
+}
+
+static void set_defaults(struct kvp_config *config)
+{
+	memset(config, 0, sizeof(*config));
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(keys); i++) {
+		const struct kvp_config_key *key = &keys[i];
+		uint64_t value = 0;
+		int r;
+
+		if (key_is_text(key)) {
+			(void)store_text(config, key, key->def,
+					 false); /* a test checks the table */
+			continue;
+		}
+		r = parse_value(key, key->def, &value);
+		assert(r == 0);
+		field_store(config, key, value);
+	}
+}
+
+void kvp_config_defaults(struct kvp_config *config)
+{
+	set_defaults(config);
+	resolve(config);
+}
+
+/* ---- checks of the whole */
+
+static bool host_is_loopback(const char *host)
+{
+	unsigned char v4[4], v6[16];
+
+	if (strcmp(host, "localhost") == 0)
+		return true;
+	if (inet_pton(AF_INET, host, v4) == 1)
+		return v4[0] == 127;
+	return inet_pton(AF_INET6, host, v6) == 1 && memcmp(v6, &in6addr_loopback, sizeof(v6)) == 0;
+}
+
+/* Splits "host:port" or "[v6]:port"; returns 0, or -EINVAL. */
+static int split_address(const char *address, char *host, size_t host_bytes)
+{
+	const char *colon = strrchr(address, ':');
+	size_t n = colon ? (size_t)(colon - address) : 0;
+	uint64_t port;
+
+	if (n == 0 || parse_number(colon + 1, &size_units[3], &port) < 0 || port > 65535)
+		return -EINVAL;
+	if (address[0] == '[' && address[n - 1] == ']') {
+		address++;
+		n -= 2;
+	}
+	if (n == 0 || n >= host_bytes)
+		return -EINVAL;
+
+	memcpy(host, address, n);
+	host[n] = '\0';
+	return 0;
+}
+
+static const char *check_order(const struct kvp_config *config)
+{
+	if (config->peer.lost_after_ns < 2 * config->peer.heartbeat_ns)
+		return "peer.lost_after must be at least twice peer.heartbeat";
+	if (config->peer.retry_max_ns < config->peer.retry_min_ns)
+		return "peer.retry_max must not be below peer.retry_min";
+	if ((config->ucx.port_lo == 0) != (config->ucx.port_hi == 0))
+		return "ucx.port_lo and ucx.port_hi must both be given, or none";
+	if (config->ucx.port_hi < config->ucx.port_lo)
+		return "ucx.port_hi must not be below ucx.port_lo";
+	return NULL;
+}
+
+/* Who reaches the data port of a daemon can write its memory: see the comments in kvpackd.conf. */
+static bool admits_others(const struct kvp_config *config)
+{
+	if (config->policy.allow == KVP_ALLOW_ALL)
+		return true;
+
+	for (uint32_t i = 0; i < config->n_policies; i++) {
+		const struct kvp_policy *policy = &config->policies[i];
+
+		if (policy->is_gid || (policy->id != geteuid() && policy->id != 0))
+			return true;
+	}
+	return false;
+}
+
+static const char *check_peers(const struct kvp_config *config)
+{
+	char host[KVP_CONFIG_STR_MAX];
+	bool trusted = config->ucx.tcp_network == KVP_TRUST_TRUSTED;
+
+	if (!config->peer.listen[0])
+		return NULL;
+	if (split_address(config->peer.listen, host, sizeof(host)) < 0)
+		return "peer.listen must be address:port, with brackets around an IPv6 address";
+	if (!host_is_loopback(host) && config->peer.plaintext != KVP_TRUST_TRUSTED)
+		return "peer.listen is beyond loopback, where the control channel has no TLS: "
+		       "only with peer.plaintext = trusted";
+	if (strcmp(config->ucx.interface, "lo") != 0 && !trusted)
+		return "ucx.interface is not lo, and who reaches the data ports can write this "
+		       "daemon's memory: only with ucx.tcp_network = trusted";
+	if (admits_others(config) && !trusted)
+		return "the policy admits other users than the daemon's own, who can reach the "
+		       "data ports on loopback and through them write this daemon's memory: with "
+		       "peers only if ucx.tcp_network = trusted";
+	return NULL;
+}
+
+int kvp_config_read(struct kvp_config *config, FILE *file, const char *name, char *err,
+		    size_t err_bytes)
+{
+	struct reader reader = {
+		.config = config, .file = file, .name = name, .err = err, .err_bytes = err_bytes
+	};
+	const char *wrong;
+	int r;
+
+	set_defaults(config);
+	r = file ? ini_parse_stream(read_line, &reader, on_value, &reader) : 0;
+	if (!reader.failed && r > 0) {
+		reader.line = (unsigned)r;
+		reader_fail(&reader, "neither [section] nor key = value");
+	}
+	if (!reader.failed && file && ferror(file)) {
+		(void)snprintf(err, err_bytes, "%s: cannot be read", name);
+		return -EIO;
+	}
+	if (reader.failed)
+		return -EINVAL;
+
+	resolve(config);
+	wrong = check_order(config);
+	if (!wrong)
+		wrong = check_peers(config);
+	if (!wrong)
+		return 0;
+
+	(void)snprintf(err, err_bytes, "%s: %s", name, wrong);
+	return -EINVAL;
+}
+
+int kvp_config_load(struct kvp_config *config, const char *path, char *err, size_t err_bytes)
+{
+	FILE *file;
+	int r;
+
+	if (!path)
+		return kvp_config_read(config, NULL, "defaults", err, err_bytes);
+
+	file = fopen(path, "re");
+	if (!file) {
+		r = -errno;
+		(void)snprintf(err, err_bytes, "%s: %s", path, strerrordesc_np(-r));
+		return r;
+	}
+	r = kvp_config_read(config, file, path, err, err_bytes);
+	(void)fclose(file); /* only read */
+	return r;
+}
+
+/* ---- use */
+
+const struct kvp_config_key *kvp_config_keys(size_t *n_keys)
+{
+	*n_keys = KVP_ARRAY_SIZE(keys);
+	return keys;
+}
+
+int kvp_config_policy(const struct kvp_config *config, uint32_t uid, uint32_t gid,
+		      struct kvp_policy *policy)
+{
+	const struct kvp_policy *found = policy_find(config, false, uid);
+	bool own = uid == 0 || uid == geteuid();
+
+	if (!found)
+		found = policy_find(config, true, gid);
+	if (found) {
+		*policy = *found;
+		return 0;
+	}
+	if (!own && config->policy.allow != KVP_ALLOW_ALL)
+		return -EACCES;
+
+	*policy = (struct kvp_policy){
+		.id = uid,
+		.admin = own,
+		.max_rooms = config->limits.max_rooms,
+		.max_pools = config->limits.max_pools,
+	};
+	return 0;
+}
+
+static void print_key(const struct kvp_config *config, const struct kvp_config_key *key, FILE *out)
+{
+	uint64_t value = key_is_text(key) ? 0 : field_load(config, key);
+	const struct kvp_config_choice *choice = key->choices;
+	char text[32];
+
+	(void)fprintf(out, "# %s\n%s = ", key->help, key->key);
+	if (key_is_text(key)) {
+		(void)fprintf(out, "%s\n", (const char *)config + key->offset);
+	} else if (key->type == KVP_CONFIG_BOOL) {
+		(void)fprintf(out, "%s\n", value ? "yes" : "no");
+	} else if (choice) {
+		while (choice->name && choice->value != value)
+			choice++;
+		(void)fprintf(out, "%s\n", choice->name ? choice->name : "?");
+	} else {
+		format_number(text, sizeof(text), key->type, value);
+		(void)fprintf(out, "%s\n", text);
+	}
+}
+
+void kvp_config_print(const struct kvp_config *config, FILE *out)
+{
+	const char *section = "";
+
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(keys); i++) {
+		if (strcmp(section, keys[i].section) != 0) {
+			(void)fprintf(out, "%s[%s]\n", i ? "\n" : "", keys[i].section);
+			section = keys[i].section;
+		}
+		print_key(config, &keys[i], out);
+	}
+	for (uint32_t i = 0; i < config->n_policies; i++) {
+		const struct kvp_policy *policy = &config->policies[i];
+
+		(void)fprintf(out, "\n[%s.%u]\nmax_rooms = %u\nmax_pools = %u\nadmin = %s\n",
+			      policy->is_gid ? "gid" : "uid", policy->id, policy->max_rooms,
+			      policy->max_pools, policy->admin ? "yes" : "no");
+	}
+}

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <criterion/criterion.h>
+
+#include "daemon/config.h"
+
+static struct kvp_config config;
+static char err[512];
+
+static int read_text(const char *text)
+{
+	FILE *file = fmemopen((void *)text, strlen(text), "r");
+	int r;
+
+	cr_assert_not_null(file);
+	err[0] = '\0';
+	r = kvp_config_read(&config, file, "test.conf", err, sizeof(err));
+	fclose(file);
+	return r;
+}
+
+Test(config, defaults)
+{
+	kvp_config_defaults(&config);
+	cr_assert_str_eq(config.client.socket, "/run/kvpack/sock");
+	cr_assert_eq(config.client.mode, 0660);
+	cr_assert_eq(config.timers.open_ns, 300 * UINT64_C(1000000000));
+	cr_assert_eq(config.host.slot_bytes, 1 << 20);
+	cr_assert_eq(config.limits.max_room_pages, 1 << 20);
+	cr_assert_leq(config.lane.spin_ns, 50000);
+	cr_assert(config.lane.pack);
+	cr_assert_neq(config.node.name[0], '\0');
+	cr_assert_str_eq(config.peer.listen, "");
+	cr_assert_eq(kvp_config_load(&config, NULL, err, sizeof(err)), 0, "%s", err);
+}
+
+Test(config, the_table_is_sound)
+{
+	size_t n;
+	const struct kvp_config_key *keys = kvp_config_keys(&n);
+	char text[256];
+
+	for (size_t i = 0; i < n; i++) {
+		cr_assert_leq(keys[i].offset + keys[i].size, sizeof(config));
+		if (keys[i].type != KVP_CONFIG_STR && keys[i].type != KVP_CONFIG_LIST &&
+		    keys[i].size < 8)
+			cr_assert_lt(keys[i].max >> (8 * keys[i].size), 1);
+		/* each default is a value that the file may have */
+		snprintf(text, sizeof(text), "[%s]\n%s = %s\n", keys[i].section, keys[i].key,
+			 keys[i].def);
+		cr_assert_eq(read_text(text), 0, "%s", err);
+	}
+}
+
+Test(config, values_and_units)
+{
+	cr_assert_eq(read_text("# comment\n[timers]\noffer = 1500ms ; why\n  open = 2m\nlease=1h\n"
+			       "[lane]\nspin = 0\npack = off\n"
+			       "[host]\nslot_bytes = 65536\nslots = 1k\n"
+			       "[node]\nname = gpu-a\n[client]\nmode = 0600\ngroup =\n"
+			       "[log]\nlevel = debug\n"),
+		     0, "%s", err);
+	cr_assert_eq(config.timers.offer_ns, UINT64_C(1500000000));
+	cr_assert_eq(config.timers.open_ns, UINT64_C(120000000000));
+	cr_assert_eq(config.timers.lease_ns, UINT64_C(3600000000000));
+	cr_assert_eq(config.lane.spin_ns, 0);
+	cr_assert_not(config.lane.pack);
+	cr_assert_eq(config.host.slot_bytes, 65536);
+	cr_assert_eq(config.host.slots, 1024);
+	cr_assert_str_eq(config.node.name, "gpu-a");
+	cr_assert_eq(config.client.mode, 0600);
+	cr_assert_str_eq(config.client.group, "");
+	cr_assert_eq(config.log.level, KVP_LOG_DEBUG);
+}
+
+Test(config, lists_append)
+{
+	cr_assert_eq(read_text("[peer]\nallow = 10.0.0.0/8\nallow = 192.168.1.0/24\n"), 0);
+	cr_assert_str_eq(config.peer.allow, "10.0.0.0/8,192.168.1.0/24");
+}
+
+struct refusal {
+	const char *text;
+	const char *says; /* in the message */
+};
+
+Test(config, refusals_name_line_key_value_and_range)
+{
+	static const struct refusal refusals[] = {
+		{ "[timers]\n\noffer = 25h\n",
+		  "test.conf:3: timers.offer = \"25h\": allowed: 10ms to 24h" },
+		{ "[timers]\noffer = 30\n", "units ns, us, ms, s, m, h" },
+		{ "[timers]\noffer = 5 days\n", "timers.offer = \"5 days\"" },
+		{ "[timers]\noffer = -5s\n", "\"-5s\"" },
+		{ "[timers]\noffer =\n", "\"\"" },
+		{ "[timers]\noffer = 99999999999999999999s\n", "allowed" },
+		{ "[timers]\noffer = 18446744073709551615h\n", "allowed" },
+		{ "[timers]\noffer = 30s\noffer = 31s\n",
+		  "test.conf:3: timers.offer: given twice, first in line 2" },
+		{ "[timers]\noffers = 30s\n", "test.conf:2: timers.offers: unknown key" },
+		{ "[timer]\n", "test.conf:1: [timer]: unknown section" },
+		{ "[host]\nslot_bytes = 1k\n", "host.slot_bytes = \"1k\": allowed: 64k to 64M" },
+		{ "[host]\nslots = 1\n", "allowed: 2 to 4k" },
+		{ "[client]\nmode = 0860\n", "allowed: 0600 to 0777" },
+		{ "[client]\nsocket =\n", "client.socket = \"\": allowed are 1 to 107 bytes" },
+		{ "[lane]\nspin = 1s\n", "allowed: auto, 0 to 10ms" },
+		{ "[lane]\npack = maybe\n", "allowed: yes, no" },
+		{ "[policy]\nallow = some\n", "allowed: listed, all" },
+		{ "[log]\nlevel = loud\n", "allowed: error, warning, notice, info, debug" },
+		{ "name = x\n", ".name: unknown key" },
+		{ "[node]\nnonsense\n", "test.conf:2: neither" },
+		{ "[node\n", "test.conf:1: section header without ]" },
+		{ "[uid.x]\n", "[uid.x]: unknown section" },
+		{ "[uid.4294967295]\n", "unknown section" },
+		{ "[uid.1]\n[gid.1]\n[uid.1]\n", "test.conf:3: [uid.1]: given twice" },
+		{ "[uid.1]\nmax_rooms = 2M\n", "uid.1.max_rooms = \"2M\": allowed: 0 to 1048576" },
+		{ "[uid.1]\nadmin = 1\n", "allowed: yes, no" },
+		{ "[uid.1]\nrooms = 1\n",
+		  "uid.1.rooms: unknown key; known: max_rooms, max_pools, admin" },
+		{ "[peer]\nheartbeat = 3s\n", "peer.lost_after must be at least twice" },
+		{ "[peer]\nretry_max = 50ms\n", "peer.retry_max must not be below" },
+		{ "[ucx]\nport_lo = 1000\n", "both be given" },
+		{ "[ucx]\nport_lo = 1000\nport_hi = 999\n", "port_hi must not be below" },
+		{ "[ucx]\nport_lo = 65536\n", "allowed: 0 to 65535" },
+	};
+
+	for (size_t i = 0; i < sizeof(refusals) / sizeof(refusals[0]); i++) {
+		cr_assert_eq(read_text(refusals[i].text), -EINVAL, "accepted: %s",
+			     refusals[i].text);
+		cr_assert(strstr(err, refusals[i].says), "\"%s\" lacks \"%s\"", err,
+			  refusals[i].says);
+	}
+}
+
+Test(config, long_lines_are_refused_not_split)
+{
+	char text[400];
+
+	memset(text, 'x', sizeof(text));
+	memcpy(text, "[node]\nname = ", 14);
+	text[sizeof(text) - 1] = '\0';
+	cr_assert_eq(read_text(text), -EINVAL);
+	cr_assert(strstr(err, "test.conf:2: line of more than"), "%s", err);
+}
+
+Test(config, unreadable_file_says_which)
+{
+	cr_assert_eq(kvp_config_load(&config, "/nonexistent/kvpackd.conf", err, sizeof(err)),
+		     -ENOENT);
+	cr_assert_str_eq(err, "/nonexistent/kvpackd.conf: No such file or directory");
+}
+
+Test(config, beyond_loopback_must_be_said)
+{
+	cr_assert_eq(read_text("[peer]\nlisten = 127.0.0.1:0\n"), 0, "%s", err);
+	cr_assert_eq(read_text("[peer]\nlisten = [::1]:7470\n"), 0, "%s", err);
+	cr_assert_eq(read_text("[peer]\nlisten = localhost:7470\n"), 0, "%s", err);
+
+	cr_assert_eq(read_text("[peer]\nlisten = 127.evil.org:7470\n"), -EINVAL);
+	cr_assert_eq(read_text("[peer]\nlisten = 10.0.0.1:7470\n"), -EINVAL);
+	cr_assert(strstr(err, "peer.plaintext = trusted"), "%s", err);
+	cr_assert_eq(read_text("[peer]\nlisten = 10.0.0.1:7470\nplaintext = trusted\n"), 0);
+
+	cr_assert_eq(read_text("[peer]\nlisten = 127.0.0.1\n"), -EINVAL);
+	cr_assert_eq(read_text("[peer]\nlisten = 127.0.0.1:70000\n"), -EINVAL);
+
+	cr_assert_eq(read_text("[peer]\nlisten = 127.0.0.1:0\n[ucx]\ninterface = eth0\n"), -EINVAL);
+	cr_assert(strstr(err, "ucx.tcp_network = trusted"), "%s", err);
+	cr_assert_eq(read_text("[peer]\nlisten = 127.0.0.1:0\n[ucx]\ninterface = eth0\n"
+			       "tcp_network = trusted\n"),
+		     0);
+}
+
+Test(config, a_second_user_with_peers_must_be_said)
+{
+	char text[256];
+
+	cr_assert_eq(read_text("[uid.12345]\n"), 0, "%s", err);
+	cr_assert_eq(read_text("[uid.12345]\n[peer]\nlisten = 127.0.0.1:0\n"), -EINVAL);
+	cr_assert(strstr(err, "ucx.tcp_network = trusted"), "%s", err);
+	cr_assert_eq(read_text("[gid.12345]\n[peer]\nlisten = 127.0.0.1:0\n"), -EINVAL);
+	cr_assert_eq(read_text("[policy]\nallow = all\n[peer]\nlisten = 127.0.0.1:0\n"), -EINVAL);
+	cr_assert_eq(read_text("[uid.12345]\n[peer]\nlisten = 127.0.0.1:0\n[ucx]\n"
+			       "tcp_network = trusted\n"),
+		     0, "%s", err);
+
+	snprintf(text, sizeof(text), "[uid.%u]\n[peer]\nlisten = 127.0.0.1:0\n", geteuid());
+	cr_assert_eq(read_text(text), 0, "%s", err);
+}
+
+Test(config, policies)
+{
+	struct kvp_policy policy = { .id = 99 };
+
+	cr_assert_eq(read_text("[uid.1000]\nmax_rooms = 10\nadmin = yes\n[gid.50]\nmax_pools = 2\n"
+			       "[limits]\nmax_rooms = 500\n"),
+		     0, "%s", err);
+	cr_assert_eq(kvp_config_policy(&config, 1000, 50, &policy), 0);
+	cr_assert(policy.admin && policy.max_rooms == 10 && policy.max_pools == 1024);
+	cr_assert_eq(kvp_config_policy(&config, 1001, 50, &policy), 0);
+	cr_assert(!policy.admin && policy.max_rooms == 500 && policy.max_pools == 2);
+	cr_assert_eq(kvp_config_policy(&config, 1001, 51, &policy), -EACCES);
+	cr_assert_eq(kvp_config_policy(&config, 0, 0, &policy), 0);
+	cr_assert(policy.admin && policy.max_rooms == 500);
+
+	cr_assert_eq(read_text("[policy]\nallow = all\n"), 0);
+	cr_assert_eq(kvp_config_policy(&config, 1001, 51, &policy), 0);
+	cr_assert(!policy.admin && policy.max_rooms == 50000);
+}
+
+/* The shipped file as text, with `#key = value` lines made real where `uncomment` is set. */
+static char *shipped_file(bool uncomment)
+{
+	const char *top = getenv("KVP_TOP");
+	char path[512], line[512];
+	char *text = NULL;
+	size_t bytes = 0;
+	FILE *in, *out;
+
+	snprintf(path, sizeof(path), "%s/conf/kvpackd.conf", top ? top : ".");
+	in = fopen(path, "r");
+	cr_assert_not_null(in, "%s", path);
+	out = open_memstream(&text, &bytes);
+	while (fgets(line, sizeof(line), in)) {
+		bool key = line[0] == '#' && (islower((unsigned char)line[1]) || line[1] == '[');
+
+		fputs(line + (uncomment && key ? 1 : 0), out);
+	}
+	fclose(in);
+	fclose(out);
+	return text;
+}
+
+Test(config, shipped_file_parses_as_it_is_and_uncommented)
+{
+	char *as_is = shipped_file(false), *uncommented = shipped_file(true);
+	struct kvp_config defaults;
+
+	kvp_config_defaults(&defaults);
+	cr_assert_eq(read_text(as_is), 0, "%s", err);
+	cr_assert_arr_eq(&config, &defaults, sizeof(config));
+	cr_assert_eq(read_text(uncommented), 0, "%s", err);
+	cr_assert_eq(config.n_policies, 1);
+	free(as_is);
+	free(uncommented);
+}
+
+/* Walks the file with its own eyes: section, then `#key = default`. */
+static bool shipped_has(const char *text, const struct kvp_config_key *key)
+{
+	char section[64], line[256];
+	const char *at, *end;
+
+	snprintf(section, sizeof(section), "\n[%s]\n", key->section);
+	snprintf(line, sizeof(line), "\n#%s =%s%s\n", key->key, key->def[0] ? " " : "", key->def);
+	at = strstr(text, section);
+	if (!at)
+		return false;
+	end = strstr(at + 2, "\n[");
+	at = strstr(at, line);
+	return at && (!end || at < end);
+}
+
+Test(config, shipped_file_lists_every_key_with_its_default)
+{
+	char *text = shipped_file(false);
+	size_t n;
+	const struct kvp_config_key *keys = kvp_config_keys(&n);
+
+	for (size_t i = 0; i < n; i++)
+		cr_assert(shipped_has(text, &keys[i]), "%s.%s = %s", keys[i].section, keys[i].key,
+			  keys[i].def);
+	free(text);
+}
+
+Test(config, print_is_read_back)
+{
+	struct kvp_config before;
+	char *text = NULL;
+	size_t bytes = 0;
+	FILE *out;
+
+	cr_assert_eq(read_text("[timers]\noffer = 1500us\noffer = 1500us\n"), -EINVAL);
+	cr_assert_eq(read_text("[timers]\noffer = 15ms\n[limits]\nmax_rooms = 3000\n[uid.7]\n"
+			       "max_rooms = 5\n[policy]\nallow = all\n"),
+		     0, "%s", err);
+	before = config;
+	out = open_memstream(&text, &bytes);
+	kvp_config_print(&config, out);
+	fclose(out);
+	cr_assert_eq(read_text(text), 0, "%s in %s", err, text);
+	cr_assert_arr_eq(&config, &before, sizeof(config));
+	free(text);
+}
