@@ -104,6 +104,8 @@ struct kvp_entry_list {
 	const uint64_t *mask; /* bit i of word i / 64: entry i counts; NULL: all do */
 };
 
+#define KVP_MASK_WORDS (KVP_ENTRIES_MAX / 64) /* of a mask over any pool's entries */
+
 /* Bit `idx` of such a mask; a NULL mask has all bits. */
 static inline bool kvp_mask_has(const uint64_t *mask, uint32_t idx)
 {

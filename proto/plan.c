@@ -382,7 +382,7 @@ bool kvp_rows_clash(const struct kvp_side *a, const struct kvp_side *b, const st
 		    uint64_t start, uint64_t tokens)
 {
 	const struct kvp_own own[] = { own_of(a), own_of(b), own_of(dst) };
-	uint64_t period = own_period(&own[0], &own[1]), all;
+	uint64_t period, all;
 
 	/* What follows the turns of another, or owns everything, leaves a question of two. */
 	for (int i = 0; i < 3; i++) {
@@ -394,6 +394,7 @@ bool kvp_rows_clash(const struct kvp_side *a, const struct kvp_side *b, const st
 			return x->rank == y->rank && both_count(y, z, start, tokens) > 0;
 	}
 
+	period = own_period(&own[0], &own[1]);
 	if (!__builtin_mul_overflow(period / gcd(period, own[2].cycle), own[2].cycle, &all))
 		tokens = KVP_MIN(tokens, all);
 	return clash_walk(*a, *b, &own[2], start, tokens);
