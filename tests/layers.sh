@@ -49,6 +49,7 @@ done
 while IFS=: read -r file text; do
 	inc=${text#*\"} inc=${inc%%\"*}
 	case $file in
+	proto/status.h) [[ $inc == proto/* || $inc == client/kvpack.h ]] || error "$file includes $inc: statuses come from the public header" ;;
 	proto/*) [[ $inc == proto/* ]] || error "$file includes $inc: proto/ may include proto/ only" ;;
 	client/ctl*)
 		case $inc in
