@@ -2,11 +2,12 @@
 #pragma once
 
 /*
- * Registered KV pools: what a client registered, its mappings, who holds which page. Loop thread only.
+ * Registered KV pools: what a client registered, its mappings, who holds which page. Loop thread
+ * only.
  *
  * ACTIVE -> (pause) ENDING -> PAUSED -> (resume) ACTIVE; (unregister, client death) ENDING -> GONE.
- * ENDING waits for two things, in this order: every room of the pool is over and quiet (n_users is 0),
- * then the lane's KVP_BOARD_QUIET. Only then the memory is unmapped and the request answered.
+ * ENDING waits for two things, in this order: every room of the pool is over and quiet (n_users is
+ * 0), then the lane's KVP_BOARD_QUIET. Only then the memory is unmapped and the request answered.
  */
 
 #include <stdbool.h>
@@ -14,43 +15,47 @@
 #include <stdint.h>
 
 #include "daemon/board.h"
+#include "daemon/config.h"
 #include "daemon/lane.h"
+#include "proto/kvpack.pb-c.h"
 #include "proto/layout.h"
 
 #define KVP_POOL_FDS 16u
+#define KVP_POOL_PAGES_MAX (1u << 26) /* of a group: its bitmap stays below 8 MiB */
 #define KVP_POOL_LABEL 64u
 
 enum kvp_pool_state { KVP_POOL_ACTIVE, KVP_POOL_ENDING, KVP_POOL_PAUSED };
 
 struct kvp_pool {
-	struct kvp_board board;      /* kind POOL, id = `id` */
-	uint64_t id;                 /* drawn anew at each register and resume: the lane's name of it */
-	uint32_t client_id;          /* the client's name of it */
-	uint64_t session;            /* id of the owning session */
+	struct kvp_board board; /* kind POOL, id = `id` */
+	uint64_t id;            /* drawn anew at each register and resume: the lane's name of it */
+	uint32_t client_id;     /* the client's name of it */
+	uint64_t session;       /* id of the owning session */
 	uint32_t uid;
 	char client_name[KVP_POOL_LABEL];
 	char label[KVP_POOL_LABEL];
 	enum kvp_pool_state state;
-	struct kvp_lane *lane;       /* home; borrowed */
+	struct kvp_lane *lane; /* home; borrowed */
 	uint32_t lane_idx;
 	uint8_t tag[64];
 	uint32_t tag_bytes;
-	bool writable;               /* false: can only send */
+	bool writable; /* false: can only send */
 	uint32_t n_entries, n_groups, n_fds;
-	struct kvp_entry *entries;   /* owned */
-	uint32_t group_pages[KVP_LANE_GROUPS]; /* smallest n_pages of the group's entries; 0: no rows */
-	uint64_t *held[KVP_LANE_GROUPS];       /* owned bitmaps: page is in an unreleased expectation */
+	struct kvp_entry *entries;             /* owned */
+	uint32_t group_pages[KVP_LANE_GROUPS]; /* smallest n_pages of the group's entries; 0: no
+						  rows */
+	uint64_t *held[KVP_LANE_GROUPS]; /* owned bitmaps: page is in an unreleased expectation */
 	uint64_t pages_held;
-	int fds[KVP_POOL_FDS];       /* owned; -1 while paused */
 	uint8_t *maps[KVP_POOL_FDS]; /* owned mappings */
 	uint64_t map_bytes[KVP_POOL_FDS];
-	uint64_t bytes;              /* of all entries */
-	uint32_t n_users;            /* rooms (either end) that are not quiet and released */
+	uint64_t bytes;               /* of all entries */
+	uint32_t n_users;             /* rooms (either end) that are not quiet and released */
 	struct kvp_pool *prev, *next; /* list of all pools (utlist) */
 	/* Runs once when ENDING has ended (unmapped); the pool may be freed or paused then. */
 	void (*ended)(struct kvp_pool *pool, void *arg);
 	void *ended_arg;
-	bool pausing;                /* ENDING leads to PAUSED */
+	bool pausing;                   /* ENDING leads to PAUSED */
+	struct kvp_order_id *end_order; /* owned; NULL once it has gone out */
 };
 
 /* Says that a room uses the pool from now on, and no longer; the latter may start the unmap. */
@@ -58,9 +63,52 @@ void kvp_pool_get(struct kvp_pool *pool);
 void kvp_pool_put(struct kvp_pool *pool);
 
 /*
- * Marks pages of a group as held by an expectation, all or none. 0; -ERANGE: *bad is outside the pool;
- * -EBUSY: *bad is held already (or stands twice in the list).
+ * Marks pages of a group as held by an expectation, all or none. 0; -ERANGE: *bad is outside the
+ * pool; -EBUSY: *bad is held already (or stands twice in the list).
  */
 int kvp_pool_hold(struct kvp_pool *pool, uint32_t group, const uint32_t *pages, uint32_t n,
 		  uint32_t *bad);
 void kvp_pool_unhold(struct kvp_pool *pool, uint32_t group, const uint32_t *pages, uint32_t n);
+
+/* All pools of the daemon; embedded. */
+struct kvp_pools {
+	const struct kvp_config *config; /* borrowed */
+	struct kvp_lane *const *lanes;   /* borrowed [n_lanes]; 0 is the host lane */
+	uint32_t n_lanes;
+	struct kvp_pool *first; /* utlist */
+	uint32_t n;             /* in any state */
+	uint32_t refused;       /* with LIMIT */
+	uint64_t last_id;
+};
+
+/* Who registers. */
+struct kvp_pool_client {
+	uint64_t session;
+	uint32_t uid;
+	const char *name;
+};
+
+/* Room for any text below. */
+#define KVP_POOL_ERR 256u
+
+/*
+ * Seals, measures and maps the memfds, checks the entries against them and hands the pool to its
+ * lane. The fds stay the caller's; the mappings do not need them. Unless STATUS_OK nothing has
+ * changed and `err` (KVP_POOL_ERR bytes) names field, value and limit.
+ */
+Kvp__Status kvp_pool_register(struct kvp_pools *pools, const struct kvp_pool_client *client,
+			      const Kvp__PoolRegister *msg, const int *fds, uint32_t n_fds,
+			      struct kvp_pool **out, char *err);
+/* Maps new memory below a PAUSED pool: the same number of fds, checked again. As above. */
+Kvp__Status kvp_pool_resume(struct kvp_pools *pools, struct kvp_pool *pool, const int *fds,
+			    uint32_t n_fds, char *err);
+/*
+ * ACTIVE -> ENDING; the caller fails the pool's rooms next. ended() runs once, later: the memory is
+ * unmapped then and the pool PAUSED, to be resumed or freed.
+ */
+void kvp_pool_end(struct kvp_pool *pool, bool pausing,
+		  void (*ended)(struct kvp_pool *pool, void *arg), void *arg);
+/* A board of kind POOL was taken from the loop's inbox. */
+void kvp_pool_board(struct kvp_board *board);
+/* Frees a pool that has ended or is paused. */
+void kvp_pool_free(struct kvp_pools *pools, struct kvp_pool *pool);

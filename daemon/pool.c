@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/pool.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/log.h"
+#include "daemon/memfd.h"
+#include "proto/util.h"
+
+#define OK KVP__STATUS__STATUS_OK
+#define INVALID KVP__STATUS__STATUS_INVALID
+
+/* ---- mappings */
+
+static void unmap(struct kvp_pool *pool)
+{
+	for (uint32_t i = 0; i < pool->n_fds; i++) {
+		struct kvp_memfd mem = { pool->maps[i], pool->map_bytes[i], false };
+
+		kvp_memfd_unmap(&mem);
+		pool->maps[i] = NULL;
+		pool->map_bytes[i] = 0;
+	}
+}
+
+/* On refusal nothing is mapped. */
+static Kvp__Status map(struct kvp_pool *pool, const int *fds, char *err)
+{
+	bool writable = true;
+
+	for (uint32_t i = 0; i < pool->n_fds; i++) {
+		struct kvp_memfd mem;
+		char what[16];
+		Kvp__Status status;
+
+		(void)snprintf(what, sizeof(what), "fd %u", i); /* always fits */
+		status = kvp_memfd_map(fds[i], what, true, &mem, err, KVP_POOL_ERR);
+		if (status != OK) {
+			unmap(pool);
+			return status;
+		}
+		pool->maps[i] = mem.map;
+		pool->map_bytes[i] = mem.bytes;
+		writable = writable && mem.writable;
+	}
+	pool->writable = writable;
+	return OK;
+}
+
+/* Entries against the fds as measured now. */
+static Kvp__Status check_extents(const struct kvp_pool *pool, char *err)
+{
+	for (uint32_t i = 0; i < pool->n_entries; i++) {
+		char text[KVP_PLAN_ERR_BYTES];
+
+		if (kvp_entry_check(&pool->entries[i], pool->map_bytes[pool->entries[i].fd_idx],
+				    text, sizeof(text)) == 0)
+			continue;
+		(void)snprintf(err, KVP_POOL_ERR, "entries[%u]: %.200s", i, text); /* may be cut */
+		return INVALID;
+	}
+	return OK;
+}
+
+/* ---- what the entries say */
+
+static struct kvp_entry entry_of(const Kvp__Entry *msg)
+{
+	return (struct kvp_entry){
+		.base = msg->offset,
+		.bytes = msg->bytes,
+		.page_stride = msg->page_stride,
+		.row_stride = msg->row_stride,
+		.layer = msg->layer,
+		.group = msg->group,
+		.fd_idx = msg->fd_index,
+		.row_bytes = msg->row_bytes,
+		.lo = msg->lo,
+		.full_bytes = msg->full_bytes,
+		.rows_per_page = msg->rows_per_page,
+		.n_pages = msg->n_pages,
+		.klass = (uint8_t)msg->klass,
+	};
+}
+
+static Kvp__Status check_entry(const struct kvp_pool *pool, uint32_t i, char *err)
+{
+	const struct kvp_entry *entry = &pool->entries[i];
+
+	if (entry->fd_idx >= pool->n_fds)
+		(void)snprintf(err, KVP_POOL_ERR, "entries[%u].fd_index is %u, %u fds came along",
+			       i, entry->fd_idx, pool->n_fds);
+	else if (entry->group >= KVP_LANE_GROUPS)
+		(void)snprintf(err, KVP_POOL_ERR, "entries[%u].group is %u, allowed are 0 to %u", i,
+			       entry->group, KVP_LANE_GROUPS - 1);
+	else if (entry->klass != KVP_CLASS_BLOB && entry->n_pages > KVP_POOL_PAGES_MAX)
+		(void)snprintf(err, KVP_POOL_ERR, "entries[%u].n_pages is %u, at most %u", i,
+			       entry->n_pages, KVP_POOL_PAGES_MAX);
+	else
+		return OK;
+	return INVALID;
+}
+
+static void count_groups(struct kvp_pool *pool)
+{
+	for (uint32_t i = 0; i < pool->n_entries; i++) {
+		const struct kvp_entry *entry = &pool->entries[i];
+		uint32_t *pages = &pool->group_pages[entry->group];
+
+		pool->bytes += entry->bytes;
+		if (entry->klass == KVP_CLASS_BLOB)
+			continue;
+		*pages = *pages ? KVP_MIN(*pages, entry->n_pages) : entry->n_pages;
+		pool->n_groups = KVP_MAX(pool->n_groups, entry->group + 1);
+	}
+}
+
+static Kvp__Status make_bitmaps(struct kvp_pool *pool, char *err)
+{
+	for (uint32_t g = 0; g < KVP_LANE_GROUPS; g++) {
+		if (!pool->group_pages[g])
+			continue;
+		pool->held[g] = calloc(KVP_DIV_UP(pool->group_pages[g], 64u), sizeof(uint64_t));
+		if (pool->held[g])
+			continue;
+		(void)snprintf(err, KVP_POOL_ERR, "no memory for the pages of group %u", g);
+		return KVP__STATUS__STATUS_NO_MEMORY;
+	}
+	return OK;
+}
+
+static Kvp__Status check_token_fits(const struct kvp_pool *pool, char *err)
+{
+	uint64_t need = kvp_entries_token_bytes(pool->entries, pool->n_entries);
+	uint64_t slot = kvp_lane_slot_bytes(pool->lane);
+
+	if (need <= slot)
+		return OK;
+	(void)snprintf(err, KVP_POOL_ERR,
+		       "entries: one token of the pool takes %" PRIu64
+		       " bytes of a slot, slots have %" PRIu64 " bytes (host.slot_bytes)",
+		       need, slot);
+	return INVALID;
+}
+
+static Kvp__Status take_entries(struct kvp_pool *pool, const Kvp__PoolRegister *msg, char *err)
+{
+	char text[KVP_PLAN_ERR_BYTES];
+
+	pool->entries = calloc(msg->n_entries, sizeof(*pool->entries));
+	if (!pool->entries) {
+		(void)snprintf(err, KVP_POOL_ERR, "no memory for %zu entries", msg->n_entries);
+		return KVP__STATUS__STATUS_NO_MEMORY;
+	}
+	pool->n_entries = (uint32_t)msg->n_entries;
+	for (uint32_t i = 0; i < pool->n_entries; i++) {
+		pool->entries[i] = entry_of(msg->entries[i]);
+		if (check_entry(pool, i, err) != OK)
+			return INVALID;
+	}
+	if (kvp_entries_check(pool->entries, pool->n_entries, text, sizeof(text)) < 0) {
+		(void)snprintf(err, KVP_POOL_ERR, "entries: %.240s", text); /* may be cut */
+		return INVALID;
+	}
+	count_groups(pool);
+	return OK;
+}
+
+static Kvp__Status check_counts(const struct kvp_pools *pools, const Kvp__PoolRegister *msg,
+				uint32_t n_fds, char *err)
+{
+	if (n_fds < 1 || n_fds > KVP_POOL_FDS) {
+		(void)snprintf(err, KVP_POOL_ERR, "%u fds came along, allowed are 1 to %u", n_fds,
+			       KVP_POOL_FDS);
+		return INVALID;
+	}
+	if (msg->n_entries < 1 || msg->n_entries > 64u * KVP_LANE_MASK_WORDS) {
+		(void)snprintf(err, KVP_POOL_ERR, "entries: %zu, allowed are 1 to %u",
+			       msg->n_entries, 64u * KVP_LANE_MASK_WORDS);
+		return INVALID;
+	}
+	if (msg->layout_tag.len > sizeof(((struct kvp_pool *)0)->tag)) {
+		(void)snprintf(err, KVP_POOL_ERR, "layout_tag: %zu bytes, at most %zu",
+			       msg->layout_tag.len, sizeof(((struct kvp_pool *)0)->tag));
+		return INVALID;
+	}
+	if (msg->n_entries > pools->config->limits.max_entries) {
+		(void)snprintf(err, KVP_POOL_ERR, "entries: %zu, at most %u (limits.max_entries)",
+			       msg->n_entries, pools->config->limits.max_entries);
+		return KVP__STATUS__STATUS_LIMIT;
+	}
+	if (pools->n >= pools->config->limits.max_pools) {
+		(void)snprintf(err, KVP_POOL_ERR,
+			       "%u pools are registered, at most %u (limits.max_pools)", pools->n,
+			       pools->config->limits.max_pools);
+		return KVP__STATUS__STATUS_LIMIT;
+	}
+	return OK;
+}
+
+/* ---- orders */
+
+/* Gives the mapped pool to its lane under a new id. */
+static Kvp__Status hand_over(struct kvp_pools *pools, struct kvp_pool *pool, char *err)
+{
+	KVP_CLEANUP(kvp_freep) struct kvp_order_pool *order = calloc(1, sizeof(*order));
+	KVP_CLEANUP(kvp_freep)
+	struct kvp_entry *entries = calloc(pool->n_entries, sizeof(*entries));
+	KVP_CLEANUP(kvp_freep) uint8_t **maps = calloc(pool->n_fds, sizeof(*maps));
+
+	if (!order || !entries || !maps) {
+		(void)snprintf(err, KVP_POOL_ERR, "no memory to hand the pool to its lane");
+		return KVP__STATUS__STATUS_NO_MEMORY;
+	}
+	memcpy(entries, pool->entries, pool->n_entries * sizeof(*entries));
+	memcpy(maps, pool->maps, pool->n_fds * sizeof(*maps));
+	pool->id = ++pools->last_id;
+	kvp_board_init(&pool->board, KVP_BOARD_POOL, pool->id);
+	pool->state = KVP_POOL_ACTIVE;
+	order->order.type = KVP_ORDER_POOL_ADD;
+	order->board = &pool->board;
+	order->owner_uid = pool->uid;
+	order->writable = pool->writable;
+	order->n_entries = pool->n_entries;
+	order->entries = KVP_TAKE(entries);
+	order->fd_maps = KVP_TAKE(maps);
+	order->n_fds = pool->n_fds;
+	kvp_lane_order(pool->lane, &KVP_TAKE(order)->order);
+	return OK;
+}
+
+/* The order is allocated when the pool is made: an end must not fail for want of memory. */
+static void order_end(struct kvp_pool *pool)
+{
+	struct kvp_order_id *order = KVP_TAKE(pool->end_order);
+
+	order->order.type = KVP_ORDER_POOL_END;
+	order->id = pool->id;
+	order->value = 0;
+	kvp_lane_order(pool->lane, &order->order);
+}
+
+static Kvp__Status start(struct kvp_pools *pools, struct kvp_pool *pool, const int *fds, char *err)
+{
+	Kvp__Status status;
+
+	if (!pool->end_order)
+		pool->end_order = calloc(1, sizeof(*pool->end_order));
+	if (!pool->end_order) {
+		(void)snprintf(err, KVP_POOL_ERR, "no memory for a pool");
+		return KVP__STATUS__STATUS_NO_MEMORY;
+	}
+	status = map(pool, fds, err);
+	if (status == OK)
+		status = check_extents(pool, err);
+	if (status == OK)
+		status = hand_over(pools, pool, err);
+	if (status != OK)
+		unmap(pool);
+	return status;
+}
+
+/* ---- life */
+
+static void destroy(struct kvp_pool *pool)
+{
+	if (!pool)
+		return;
+	unmap(pool);
+	for (uint32_t g = 0; g < KVP_LANE_GROUPS; g++)
+		free(pool->held[g]);
+	free(pool->end_order);
+	free(pool->entries);
+	free(pool);
+}
+
+static void destroyp(struct kvp_pool **pool)
+{
+	destroy(*pool);
+}
+
+static struct kvp_pool *create(const struct kvp_pools *pools, const struct kvp_pool_client *client,
+			       const Kvp__PoolRegister *msg, uint32_t n_fds)
+{
+	struct kvp_pool *pool = calloc(1, sizeof(*pool));
+
+	if (!pool)
+		return NULL;
+	pool->client_id = msg->pool;
+	pool->session = client->session;
+	pool->uid = client->uid;
+	(void)snprintf(pool->client_name, sizeof(pool->client_name), "%s", client->name);
+	(void)snprintf(pool->label, sizeof(pool->label), "%s", msg->label ? msg->label : "");
+	if (msg->layout_tag.len)
+		memcpy(pool->tag, msg->layout_tag.data, msg->layout_tag.len);
+	pool->tag_bytes = (uint32_t)msg->layout_tag.len;
+	pool->n_fds = n_fds;
+	pool->lane = pools->lanes[0]; /* memfds are host memory */
+	return pool;
+}
+
+Kvp__Status kvp_pool_register(struct kvp_pools *pools, const struct kvp_pool_client *client,
+			      const Kvp__PoolRegister *msg, const int *fds, uint32_t n_fds,
+			      struct kvp_pool **out, char *err)
+{
+	KVP_CLEANUP(destroyp) struct kvp_pool *pool = NULL;
+	Kvp__Status status = check_counts(pools, msg, n_fds, err);
+
+	if (status != OK) {
+		pools->refused += status == KVP__STATUS__STATUS_LIMIT;
+		return status;
+	}
+	pool = create(pools, client, msg, n_fds);
+	if (!pool) {
+		(void)snprintf(err, KVP_POOL_ERR, "no memory for a pool");
+		return KVP__STATUS__STATUS_NO_MEMORY;
+	}
+	status = take_entries(pool, msg, err);
+	if (status == OK)
+		status = check_token_fits(pool, err);
+	if (status == OK)
+		status = make_bitmaps(pool, err);
+	if (status == OK)
+		status = start(pools, pool, fds, err);
+	if (status != OK)
+		return status;
+	DL_APPEND(pools->first, pool);
+	pools->n++;
+	*out = KVP_TAKE(pool);
+	return OK;
+}
+
+Kvp__Status kvp_pool_resume(struct kvp_pools *pools, struct kvp_pool *pool, const int *fds,
+			    uint32_t n_fds, char *err)
+{
+	if (pool->state != KVP_POOL_PAUSED) {
+		(void)snprintf(err, KVP_POOL_ERR, "pool %u is %s, only a paused one resumes",
+			       pool->client_id,
+			       pool->state == KVP_POOL_ACTIVE ? "active" : "still being unmapped");
+		return INVALID;
+	}
+	if (n_fds != pool->n_fds) {
+		(void)snprintf(err, KVP_POOL_ERR,
+			       "%u fds came along, pool %u was registered with %u", n_fds,
+			       pool->client_id, pool->n_fds);
+		return INVALID;
+	}
+	return start(pools, pool, fds, err);
+}
+
+void kvp_pool_end(struct kvp_pool *pool, bool pausing,
+		  void (*ended)(struct kvp_pool *pool, void *arg), void *arg)
+{
+	assert(pool->state == KVP_POOL_ACTIVE);
+	pool->state = KVP_POOL_ENDING;
+	pool->pausing = pausing;
+	pool->ended = ended;
+	pool->ended_arg = arg;
+	if (pool->n_users == 0)
+		order_end(pool);
+}
+
+void kvp_pool_get(struct kvp_pool *pool)
+{
+	assert(pool->state == KVP_POOL_ACTIVE);
+	pool->n_users++;
+}
+
+void kvp_pool_put(struct kvp_pool *pool)
+{
+	assert(pool->n_users > 0);
+	if (--pool->n_users == 0 && pool->state == KVP_POOL_ENDING)
+		order_end(pool);
+}
+
+void kvp_pool_board(struct kvp_board *board)
+{
+	struct kvp_pool *pool = KVP_CONTAINER_OF(board, struct kvp_pool, board);
+	uint32_t flags = kvp_board_take(board);
+
+	if (!(flags & KVP_BOARD_QUIET))
+		return;
+	/* Nothing but an order of ours ends a pool, and it goes out when no room uses it. */
+	assert(pool->state == KVP_POOL_ENDING && pool->n_users == 0);
+	unmap(pool);
+	pool->state = KVP_POOL_PAUSED;
+	pool->ended(pool, pool->ended_arg);
+}
+
+void kvp_pool_free(struct kvp_pools *pools, struct kvp_pool *pool)
+{
+	assert(pool->state == KVP_POOL_PAUSED && pools->n > 0);
+	DL_DELETE(pools->first, pool);
+	pools->n--;
+	destroy(pool);
+}
+
+/* ---- pages */
+
+static bool test_and_set(uint64_t *bits, uint32_t page)
+{
+	uint64_t bit = UINT64_C(1) << (page % 64);
+	bool was = bits[page / 64] & bit;
+
+	bits[page / 64] |= bit;
+	return was;
+}
+
+static void clear(uint64_t *bits, const uint32_t *pages, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++)
+		bits[pages[i] / 64] &= ~(UINT64_C(1) << (pages[i] % 64));
+}
+
+int kvp_pool_hold(struct kvp_pool *pool, uint32_t group, const uint32_t *pages, uint32_t n,
+		  uint32_t *bad)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		bool inside = group < KVP_LANE_GROUPS && pages[i] < pool->group_pages[group];
+
+		if (inside && !test_and_set(pool->held[group], pages[i]))
+			continue;
+		if (i > 0)
+			clear(pool->held[group], pages, i);
+		*bad = pages[i];
+		return inside ? -EBUSY : -ERANGE;
+	}
+	pool->pages_held += n;
+	return 0;
+}
+
+void kvp_pool_unhold(struct kvp_pool *pool, uint32_t group, const uint32_t *pages, uint32_t n)
+{
+	if (n == 0)
+		return;
+	assert(group < KVP_LANE_GROUPS && pool->pages_held >= n);
+	clear(pool->held[group], pages, n);
+	pool->pages_held -= n;
+}
