@@ -10,11 +10,13 @@ log inbox config board
 net ring copy
 net_ucx rx tx
 lane
-pool
+memfd lists
+pool fence
 room*
 peer
-session
-server inspect
+core
+session* server inspect*
+daemon
 main
 "
 
