@@ -5,10 +5,14 @@
  * The data transport as a lane sees it: one small table of functions a transport.
  *
  * Threads: a net belongs to one lane; every call and every callback happens on that lane's thread.
- * Nothing here blocks. A message is a header of at most KVP_NET_HDR_MAX bytes, copied by send(), and
- * an optional payload, which stays the caller's memory and must not change until sent() has run.
- * Messages of one endpoint arrive in order or not at all, each at most once; arrival is known to
- * the sender only by an answer that the receiver sends.
+ * Nothing here blocks. A message is a header of at most KVP_NET_HDR_MAX bytes, copied by send(),
+ * and an optional payload, which stays the caller's memory and must not change until sent() has
+ * run. Messages of one endpoint arrive in order or not at all, each at most once; arrival is known
+ * to the sender only by an answer that the receiver sends.
+ *
+ * A callback may call everything but open(), close(), progress() and arm(). What it starts, such as
+ * ep_close(), may go on in the next progress(). `hdr` is aligned to 16 bytes in callbacks, `data`
+ * to nothing when it is the transport's own buffer.
  */
 
 #include <stdbool.h>
@@ -35,9 +39,11 @@ struct kvp_net_events {
 	 * message() returned and is the lane's again. */
 	void (*lost)(void *arg, const void *hdr, size_t hdr_bytes, void *place);
 	/* A send is over and its payload is the lane's again: status 0 or negative errno.
-	 * `req` is what send() was given. Also called for every pending send of a closed endpoint. */
+	 * `req` is what send() was given. Also called for every pending send of a closed endpoint.
+	 */
 	void (*sent)(void *arg, void *req, int status);
-	/* The endpoint failed by itself (peer died): no further sends succeed. The lane closes it. */
+	/* The endpoint failed by itself (peer died): no further sends succeed. The lane closes it.
+	 */
 	void (*failed)(void *arg, struct kvp_net_ep *ep, int status);
 	/* ep_close() has ended: no request of it is alive, the pointer is dead. */
 	void (*closed)(void *arg, void *ep_arg);
@@ -46,7 +52,7 @@ struct kvp_net_events {
 struct kvp_net_config {
 	const struct kvp_net_events *events; /* borrowed, outlives the net */
 	void *arg;
-	const char *interface;   /* network interface to bind, such as "lo" */
+	const char *interface;     /* network interface to bind, such as "lo" */
 	uint16_t port_lo, port_hi; /* listening ports that may be used; 0, 0: any */
 };
 
@@ -54,8 +60,10 @@ struct kvp_net_config {
 struct kvp_net_stats {
 	uint64_t sent_messages, sent_bytes; /* given to the transport */
 	uint64_t recv_messages, recv_bytes;
-	uint64_t dropped;                   /* messages that message() refused */
-	uint32_t eps, pending;              /* endpoints open, sends not over */
+	uint64_t dropped;      /* messages that message() refused */
+	uint32_t eps, pending; /* endpoints open, sends not over */
+	uint32_t stuck;        /* endpoints whose close exceeds its deadline: their
+				* memory is the lane's again only after close() */
 };
 
 struct kvp_net_ops {
@@ -63,7 +71,9 @@ struct kvp_net_ops {
 	/* Opens the transport. On failure `err` (at least 128 bytes) says why in words. */
 	int (*open)(struct kvp_net **out, const struct kvp_net_config *config, char *err,
 		    size_t err_bytes);
-	/* Closes it, forcing every endpoint; sent() runs for what was pending. NULL is fine. */
+	/* Closes it, forcing every endpoint; sent() runs for what was pending, lost() for what was
+	 * accepted, closed() for every endpoint there was. The one call that may take long: up to
+	 * two seconds when a peer does not react. NULL is fine. */
 	void (*close)(struct kvp_net *net);
 	/* Writes this net's address for peers; returns its length or negative errno. */
 	int (*address)(struct kvp_net *net, void *buf, size_t buf_bytes);
@@ -71,12 +81,14 @@ struct kvp_net_ops {
 	 * can be). `ep_arg` comes back in closed(). */
 	int (*ep_open)(struct kvp_net *net, const void *addr, size_t addr_bytes, void *ep_arg,
 		       struct kvp_net_ep **out);
-	/* Begins to close; closed() follows from progress(), bounded by the transport's own deadline. */
+	/* Begins to close; closed() follows from progress(). Past the transport's own deadline,
+	 * which a forced close does not reach unless the transport is broken, the endpoint counts
+	 * as `stuck`: its memory is in quarantine until closed(), which close() always brings. */
 	void (*ep_close)(struct kvp_net *net, struct kvp_net_ep *ep);
 	void *(*ep_arg)(struct kvp_net_ep *ep);
-	/* 0: taken, sent(req) follows exactly once (never inside this call unless `req` is NULL: then no
-	 * callback at all, for messages without payload); -EAGAIN: no room now, retry after the next
-	 * progress() that returned > 0; other: endpoint is broken. */
+	/* 0: taken, sent(req) follows exactly once (never inside this call unless `req` is NULL:
+	 * then no callback at all, for messages without payload); -EAGAIN: no room now, retry after
+	 * the next progress() that returned > 0; other: endpoint is broken. */
 	int (*send)(struct kvp_net *net, struct kvp_net_ep *ep, const void *hdr, size_t hdr_bytes,
 		    const void *payload, size_t bytes, void *req);
 	/* Does what can be done now; returns how many things happened. */

@@ -8,7 +8,7 @@
 ranks="
 log inbox config board
 net ring copy
-net_ucx rx tx
+net_ucx* rx tx
 lane
 memfd lists
 pool fence

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/net_ucx.h"
+#include "proto/util.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Not in every installed set of UCX headers. Weak: a later UCX may lack it. */
+extern void ucs_debug_disable_signals(void) __attribute__((weak));
+
+struct setting {
+	const char *key;
+	const char *value;
+};
+
+/* What differs from UCX's defaults, each for a measured or a safety reason. */
+static const struct setting settings[] = {
+	/* Nothing but tcp: shared memory wedges a survivor when its peer is killed. */
+	{ "TLS", "tcp" },
+	{ "RNDV_THRESH", "inf" },
+	/* Puts are for hardware that checks keys. */
+	{ "TCP_PUT_ENABLE", "n" },
+	/* A slot travels as one fragment: the receiver scatters from UCX's own buffer. */
+	{ "TCP_RX_SEG_SIZE", "1056768" },
+	{ "TCP_RX_BUFS_GROW", "1" },
+	/* A connect to a dead host must not stop the lane. */
+	{ "TCP_CONN_NB", "y" },
+	{ "TCP_KEEPIDLE", "3s" },
+	{ "TCP_KEEPINTVL", "1s" },
+	{ "TCP_KEEPCNT", "3" },
+	{ "KEEPALIVE_INTERVAL", "2s" },
+	/* Endpoints are many small peers, never a reason to pick another transport. */
+	{ "TCP_MAX_NUM_EPS", "inf" },
+};
+
+/*
+ * Up to 1.16 UCX looks for a transport's keys without the transport's prefix. It does not refuse
+ * the other form, it ignores it with a warning when the worker is made.
+ */
+static const char *key_name(const char *key)
+{
+	unsigned major, minor, patch;
+
+	ucp_get_version(&major, &minor, &patch);
+	if (strncmp(key, "TCP_", 4) == 0 && major == 1 && minor <= 16)
+		return key + 4;
+	return key;
+}
+
+static int config_set(ucp_config_t *config, const char *key, const char *value, char *err,
+		      size_t err_bytes)
+{
+	ucs_status_t status = ucp_config_modify(config, key_name(key), value);
+
+	if (status == UCS_OK)
+		return 0;
+	(void)snprintf(err, err_bytes, "ucx refuses %s=%s: %s", key, value,
+		       ucs_status_string(status)); /* cut at worst */
+	return -EINVAL;
+}
+
+static int config_fill(ucp_config_t *ucp, const struct kvp_net_config *config, char *err,
+		       size_t err_bytes)
+{
+	char range[16];
+	int r = config_set(ucp, "NET_DEVICES", config->interface, err, err_bytes);
+
+	for (size_t i = 0; r == 0 && i < KVP_ARRAY_SIZE(settings); i++)
+		r = config_set(ucp, settings[i].key, settings[i].value, err, err_bytes);
+	if (r < 0 || config->port_hi == 0)
+		return r;
+
+	(void)snprintf(range, sizeof(range), "%u-%u", config->port_lo, config->port_hi);
+	return config_set(ucp, "TCP_PORT_RANGE", range, err, err_bytes);
+}
+
+/* UCX only says "no usable transports"; say what is wrong with the interface. */
+static int interface_check(struct kvp_net *net, const char *name, char *err, size_t err_bytes)
+{
+	char text[INET_ADDRSTRLEN];
+	struct ifaddrs *all;
+	bool found = false;
+
+	if (getifaddrs(&all) < 0)
+		return -errno;
+
+	for (struct ifaddrs *i = all; i && !found; i = i->ifa_next) {
+		struct sockaddr_in in;
+
+		if (strcmp(i->ifa_name, name) != 0 || !i->ifa_addr ||
+		    i->ifa_addr->sa_family != AF_INET || !(i->ifa_flags & IFF_UP))
+			continue;
+		memcpy(&in, i->ifa_addr, sizeof(in));
+		found = inet_ntop(AF_INET, &in.sin_addr, text, sizeof(text)) != NULL;
+	}
+	freeifaddrs(all);
+	if (!found) {
+		(void)snprintf(err, err_bytes, "interface %s is missing, down or without IPv4",
+			       name);
+		return -ENODEV;
+	}
+
+	(void)snprintf(net->what, sizeof(net->what), "tcp %s %s", name, text);
+	return 0;
+}
+
+int kvp_ucx_context_create(struct kvp_net *net, const struct kvp_net_config *config, char *err,
+			   size_t err_bytes)
+{
+	ucp_params_t params = {
+		.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED |
+			      UCP_PARAM_FIELD_NAME,
+		.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+		.mt_workers_shared = 0,
+		.name = "kvpack",
+	};
+	ucp_config_t *ucp = NULL;
+	ucs_status_t status;
+	int r;
+
+	if (!config->interface || config->port_lo > config->port_hi) {
+		(void)snprintf(err, err_bytes, "an interface and an ascending port range, please");
+		return -EINVAL;
+	}
+	r = interface_check(net, config->interface, err, err_bytes);
+	if (r < 0)
+		return r;
+
+	/* UCX takes over SIGSEGV and others when it is loaded: a daemon wants its core dump. */
+	if (ucs_debug_disable_signals)
+		ucs_debug_disable_signals();
+
+	status = ucp_config_read(NULL, NULL, &ucp);
+	if (status != UCS_OK) {
+		(void)snprintf(err, err_bytes, "ucx configuration: %s", ucs_status_string(status));
+		return kvp_ucx_errno(status);
+	}
+	r = config_fill(ucp, config, err, err_bytes);
+	if (r == 0) {
+		status = ucp_init(&params, ucp, &net->context);
+		r = kvp_ucx_errno(status);
+		if (r < 0)
+			(void)snprintf(err, err_bytes, "ucx context on %s: %s", config->interface,
+				       ucs_status_string(status));
+	}
+	ucp_config_release(ucp);
+	return r;
+}

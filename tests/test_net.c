@@ -1,0 +1,734 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <criterion/criterion.h>
+
+#include "daemon/net.h"
+#include "daemon/net_ucx.h"
+#include "proto/util.h"
+
+static const struct kvp_net_ops *const ops = &kvp_net_ucx;
+
+#define BIG (4u << 20)
+
+struct hdr {
+	uint64_t seq;
+	uint64_t bytes;
+	uint32_t drop; /* the receiver refuses it */
+	uint32_t salt;
+};
+
+/* One net and what it saw. */
+struct node {
+	struct kvp_net *net;
+	struct kvp_net_ep *ep;
+	unsigned char addr[KVP_NET_ADDR_MAX];
+	size_t addr_bytes;
+	uint64_t next_seq, messages, data, lost, bad;
+	uint64_t sent_ok, sent_bad, failed, closed;
+	bool echo; /* answers every message with one of the same header */
+	unsigned char *place;
+};
+
+static uint64_t now_ms(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
+}
+
+static void fill(unsigned char *buf, size_t bytes, uint64_t seq)
+{
+	uint64_t x = seq * UINT64_C(0x9e3779b97f4a7c15) + 1;
+
+	for (size_t i = 0; i < bytes; i++) {
+		if (i % 8 == 0)
+			x = x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+		buf[i] = (unsigned char)(x >> (8 * (i % 8)));
+	}
+}
+
+static bool matches(const unsigned char *buf, size_t bytes, uint64_t seq)
+{
+	unsigned char *want = malloc(bytes);
+	bool same;
+
+	fill(want, bytes, seq);
+	same = memcmp(want, buf, bytes) == 0;
+	free(want);
+	return same;
+}
+
+static void *on_message(void *arg, const void *data, size_t hdr_bytes, size_t bytes)
+{
+	struct node *node = arg;
+	struct hdr hdr;
+
+	if (hdr_bytes != sizeof(hdr) || (uintptr_t)data % 16 != 0) {
+		node->bad++;
+		return NULL;
+	}
+	memcpy(&hdr, data, sizeof(hdr));
+	if (hdr.bytes != bytes || hdr.seq != node->next_seq)
+		node->bad++;
+	node->next_seq = hdr.seq + 1;
+	node->messages++;
+	if (node->echo && ops->send(node->net, node->ep, &hdr, sizeof(hdr), NULL, 0, NULL) < 0)
+		node->bad++;
+	return hdr.drop ? NULL : node->place;
+}
+
+static void on_data(void *arg, const void *data, size_t hdr_bytes, const void *payload,
+		    size_t bytes)
+{
+	struct node *node = arg;
+	struct hdr hdr;
+
+	(void)hdr_bytes;
+	memcpy(&hdr, data, sizeof(hdr));
+	node->data++;
+	if (hdr.bytes != bytes || !matches(payload, bytes, hdr.seq))
+		node->bad++;
+}
+
+static void on_lost(void *arg, const void *hdr, size_t hdr_bytes, void *place)
+{
+	struct node *node = arg;
+
+	(void)hdr;
+	(void)hdr_bytes;
+	node->lost++;
+	if (place != node->place)
+		node->bad++;
+}
+
+static void on_sent(void *arg, void *req, int status)
+{
+	struct node *node = arg;
+
+	(void)req;
+	if (status == 0)
+		node->sent_ok++;
+	else
+		node->sent_bad++;
+}
+
+static void on_failed(void *arg, struct kvp_net_ep *ep, int status)
+{
+	struct node *node = arg;
+
+	node->failed++;
+	if (ep != node->ep || status >= 0)
+		node->bad++;
+}
+
+static void on_closed(void *arg, void *ep_arg)
+{
+	struct node *node = arg;
+
+	node->closed++;
+	if (ep_arg != node)
+		node->bad++;
+	node->ep = NULL;
+}
+
+static const struct kvp_net_events events = {
+	.message = on_message,
+	.data = on_data,
+	.lost = on_lost,
+	.sent = on_sent,
+	.failed = on_failed,
+	.closed = on_closed,
+};
+
+static void node_open(struct node *node)
+{
+	struct kvp_net_config config = { .events = &events, .arg = node, .interface = "lo" };
+	char err[128] = "";
+	int r;
+
+	*node = (struct node){ .place = malloc(BIG) };
+	r = ops->open(&node->net, &config, err, sizeof(err));
+	cr_assert_eq(r, 0, "%d %s", r, err);
+	r = ops->address(node->net, node->addr, sizeof(node->addr));
+	cr_assert_gt(r, 0);
+	node->addr_bytes = (size_t)r;
+}
+
+static void node_close(struct node *node)
+{
+	ops->close(node->net);
+	free(node->place);
+}
+
+static void node_connect(struct node *node, const struct node *to)
+{
+	cr_assert_eq(ops->ep_open(node->net, to->addr, to->addr_bytes, node, &node->ep), 0);
+	cr_assert_eq(ops->ep_arg(node->ep), node);
+}
+
+/* Turns both nets until the counter reaches `want`, at most 20 s. */
+static void turn_until(struct node *a, struct node *b, const uint64_t *counter, uint64_t want)
+{
+	uint64_t until = now_ms() + 20000;
+
+	while (*counter < want && now_ms() < until) {
+		ops->progress(a->net);
+		if (b)
+			ops->progress(b->net);
+	}
+	cr_assert_geq(*counter, want, "waited for %lu, got %lu", want, *counter);
+}
+
+static int send_one(struct node *node, uint64_t seq, const void *payload, size_t bytes)
+{
+	struct hdr hdr = { .seq = seq, .bytes = bytes };
+
+	return ops->send(node->net, node->ep, &hdr, sizeof(hdr), payload, bytes,
+			 bytes ? node : NULL);
+}
+
+static int n_fds(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	int n = 0;
+
+	while (readdir(dir))
+		n++;
+	closedir(dir);
+	return n;
+}
+
+/* Swaps addresses with the other process. */
+static void exchange(int fd, struct node *node, struct node *peer)
+{
+	cr_assert_eq(write(fd, node->addr, node->addr_bytes), (ssize_t)node->addr_bytes);
+	peer->addr_bytes = (size_t)read(fd, peer->addr, sizeof(peer->addr));
+	cr_assert_gt((ssize_t)peer->addr_bytes, 0);
+}
+
+/* A second process that answers messages, sleeping in poll when there is nothing to do. */
+static _Noreturn void echo_process(int fd)
+{
+	struct node node, peer;
+
+	alarm(60);
+	node_open(&node);
+	node.echo = true;
+	exchange(fd, &node, &peer);
+	node_connect(&node, &peer);
+	for (;;) {
+		struct pollfd pfd = { .fd = ops->fd(node.net), .events = POLLIN };
+
+		if (ops->progress(node.net) > 0 || ops->arm(node.net) == -EBUSY)
+			continue;
+		poll(&pfd, 1, -1);
+	}
+}
+
+static pid_t echo_start(struct node *node, struct node *peer)
+{
+	int fds[2];
+	pid_t pid;
+
+	cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, fds), 0);
+	pid = fork();
+	cr_assert_geq(pid, 0);
+	if (pid == 0)
+		echo_process(fds[1]);
+	node_open(node);
+	exchange(fds[0], node, peer);
+	close(fds[0]);
+	close(fds[1]);
+	node_connect(node, peer);
+	return pid;
+}
+
+static void kill_and_reap(pid_t pid)
+{
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+}
+
+Test(net, keeps_order_and_bytes_of_every_size, .timeout = 60)
+{
+	static const size_t sizes[] = { 0,       1,       575,     576,     577,     4096,
+					8192,    36864,   65535,   65536,   65537,   262144,
+					1032192, 1048576, 1048577, 2097152, BIG - 1, BIG };
+	unsigned char *payload[KVP_ARRAY_SIZE(sizes)];
+	const uint64_t n = KVP_ARRAY_SIZE(sizes);
+	struct node a, b;
+
+	node_open(&a);
+	node_open(&b);
+	node_connect(&a, &b);
+	for (uint64_t i = 0; i < n; i++) {
+		payload[i] = malloc(sizes[i] + 1);
+		fill(payload[i], sizes[i], i);
+		cr_assert_eq(send_one(&a, i, payload[i], sizes[i]), 0);
+		if (sizes[i])
+			memset(payload[i] + sizes[i], 0, 1);
+	}
+	cr_assert_eq(a.sent_ok, 0); /* never inside send() */
+	turn_until(&a, &b, &b.data, n - 1);
+	turn_until(&a, &b, &a.sent_ok, n - 1);
+	cr_assert_eq(b.messages, n);
+	cr_assert_eq(b.bad, 0);
+	cr_assert_eq(ops->stats(a.net)->sent_messages, n);
+	cr_assert_eq(ops->stats(b.net)->recv_messages, n);
+	cr_assert_eq(ops->stats(a.net)->sent_bytes, ops->stats(b.net)->recv_bytes);
+	cr_assert_eq(ops->stats(a.net)->pending, 0);
+	cr_assert_str_eq(ops->describe(a.net), "tcp lo 127.0.0.1");
+	for (uint64_t i = 0; i < n; i++)
+		free(payload[i]);
+	node_close(&a);
+	node_close(&b);
+}
+
+Test(net, header_belongs_to_the_caller_again, .timeout = 60)
+{
+	struct node a, b;
+	struct hdr hdr;
+
+	node_open(&a);
+	node_open(&b);
+	node_connect(&a, &b);
+	for (uint64_t i = 0; i < 200; i++) {
+		hdr = (struct hdr){ .seq = i };
+		cr_assert_eq(ops->send(a.net, a.ep, &hdr, sizeof(hdr), NULL, 0, NULL), 0);
+		memset(&hdr, 0xee, sizeof(hdr));
+	}
+	turn_until(&a, &b, &b.messages, 200);
+	cr_assert_eq(b.bad, 0);
+	node_close(&a);
+	node_close(&b);
+}
+
+Test(net, answers_out_of_a_callback, .timeout = 60)
+{
+	struct node a, b;
+
+	node_open(&a);
+	node_open(&b);
+	node_connect(&a, &b);
+	node_connect(&b, &a);
+	b.echo = true;
+	for (uint64_t i = 0; i < 100; i++)
+		cr_assert_eq(send_one(&a, i, NULL, 0), 0);
+	turn_until(&a, &b, &a.messages, 100);
+	cr_assert_eq(a.bad + b.bad, 0);
+	node_close(&a);
+	node_close(&b);
+}
+
+Test(net, drops_what_the_lane_refuses, .timeout = 60)
+{
+	unsigned char *payload = malloc(BIG);
+	struct node a, b;
+
+	node_open(&a);
+	node_open(&b);
+	node_connect(&a, &b);
+	for (uint64_t i = 0; i < 20; i++) {
+		struct hdr hdr = { .seq = i, .bytes = i * 100000, .drop = i % 2 };
+
+		fill(payload, hdr.bytes, i);
+		cr_assert_eq(ops->send(a.net, a.ep, &hdr, sizeof(hdr), payload, hdr.bytes, &a), 0);
+		turn_until(&a, &b, &b.messages, i + 1);
+		turn_until(&a, &b, &a.sent_ok, i + 1);
+	}
+	cr_assert_eq(b.bad, 0);
+	cr_assert_eq(b.data, 9); /* of the even ones the first is empty */
+	cr_assert_eq(ops->stats(b.net)->dropped, 10);
+	free(payload);
+	node_close(&a);
+	node_close(&b);
+}
+
+/* Sends past our own checks, as a peer with other software would. */
+static void send_raw(struct node *node, const void *hdr, size_t hdr_bytes, void *payload,
+		     size_t bytes, uint32_t flags)
+{
+	ucp_request_param_t param = {
+		.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+		.flags = flags,
+	};
+	ucs_status_ptr_t request = ucp_am_send_nbx(node->ep->ucp, KVP_UCX_AM_ID, hdr, hdr_bytes,
+						   payload, bytes, &param);
+
+	cr_assert(!UCS_PTR_IS_ERR(request));
+	if (request)
+		ucp_request_free(request); /* UCP ends it by itself */
+}
+
+Test(net, drops_malformed_headers, .timeout = 60)
+{
+	static unsigned char junk[1024];
+	struct hdr hdr = { .seq = 0 };
+	struct node a, b;
+
+	node_open(&a);
+	node_open(&b);
+	node_connect(&a, &b);
+	cr_assert_eq(ops->send(a.net, a.ep, &hdr, 0, NULL, 0, NULL), -EINVAL);
+	cr_assert_eq(ops->send(a.net, a.ep, junk, KVP_NET_HDR_MAX + 1, NULL, 0, NULL), -EINVAL);
+	cr_assert_eq(ops->send(a.net, a.ep, &hdr, sizeof(hdr), NULL, 5, &a), -EINVAL);
+	cr_assert_eq(ops->send(a.net, a.ep, &hdr, sizeof(hdr), junk, 5, NULL), -EINVAL);
+	send_raw(&a, NULL, 0, junk, 100, 0);
+	send_raw(&a, junk, KVP_NET_HDR_MAX + 1, junk, 100, 0);
+	send_raw(&a, junk, 1000, NULL, 0, 0);
+	turn_until(&a, &b, &b.net->stats.dropped, 3);
+	cr_assert_eq(b.messages + b.bad, 0);
+	cr_assert_eq(send_one(&a, 0, NULL, 0), 0);
+	turn_until(&a, &b, &b.messages, 1);
+	node_close(&a);
+	node_close(&b);
+}
+
+Test(net, takes_a_rendezvous, .timeout = 60)
+{
+	struct hdr hdr = { .bytes = BIG };
+	unsigned char *payload = malloc(BIG);
+	struct node a, b;
+
+	node_open(&a);
+	node_open(&b);
+	node_connect(&a, &b);
+	for (hdr.seq = 0; hdr.seq < 6; hdr.seq++) {
+		uint64_t seen = b.data + ops->stats(b.net)->dropped;
+
+		hdr.drop = hdr.seq % 3 == 2;
+		fill(payload, BIG, hdr.seq);
+		send_raw(&a, &hdr, sizeof(hdr), payload, BIG, UCP_AM_SEND_FLAG_RNDV);
+		while (b.data + ops->stats(b.net)->dropped == seen) {
+			ops->progress(a.net);
+			ops->progress(b.net);
+		}
+	}
+	cr_assert_eq(b.data, 4);
+	cr_assert_eq(b.lost + b.bad, 0);
+	node_close(&a);
+	node_close(&b);
+	free(payload);
+}
+
+Test(net, bounds_what_one_peer_holds, .timeout = 60)
+{
+	size_t bytes = 1 << 20;
+	unsigned char *payload = malloc(bytes);
+	struct node a, b;
+	uint64_t taken = 0;
+	int r;
+
+	node_open(&a);
+	node_open(&b);
+	node_connect(&a, &b);
+	memset(payload, 1, bytes);
+	while ((r = send_one(&a, taken, payload, bytes)) == 0)
+		taken++;
+	cr_assert_eq(r, -EAGAIN);
+	cr_assert_eq(taken, KVP_UCX_SENDS_PER_EP);
+	cr_assert_eq(ops->stats(a.net)->pending, taken);
+	turn_until(&a, &b, &a.sent_ok, 1);
+	cr_assert_eq(send_one(&a, taken, NULL, 0), 0);
+	turn_until(&a, &b, &a.sent_ok, taken);
+	cr_assert_eq(a.sent_ok, taken);
+	cr_assert_eq(ops->stats(a.net)->pending, 0);
+	node_close(&a);
+	node_close(&b);
+	free(payload);
+}
+
+Test(net, refuses_garbage_addresses, .timeout = 60)
+{
+	unsigned char addr[KVP_NET_ADDR_MAX + 16] = { 0 };
+	struct kvp_net_ep *ep = NULL;
+	struct node a, b;
+
+	node_open(&a);
+	node_open(&b);
+	cr_assert_eq(ops->ep_open(a.net, NULL, 0, &a, &ep), -EPROTO);
+	for (size_t bytes = 0; bytes < sizeof(addr); bytes += 97)
+		cr_assert_eq(ops->ep_open(a.net, addr, bytes, &a, &ep), -EPROTO);
+	for (size_t bytes = 0; bytes < b.addr_bytes; bytes++)
+		cr_assert_eq(ops->ep_open(a.net, b.addr, bytes, &a, &ep), -EPROTO);
+	for (size_t bit = 0; bit < 8 * b.addr_bytes; bit++) {
+		memcpy(addr, b.addr, b.addr_bytes);
+		addr[bit / 8] ^= (unsigned char)(1u << bit % 8);
+		cr_assert_eq(ops->ep_open(a.net, addr, b.addr_bytes, &a, &ep), -EPROTO);
+	}
+	memcpy(addr, b.addr, b.addr_bytes);
+	cr_assert_eq(ops->ep_open(a.net, addr, b.addr_bytes + 1, &a, &ep), -EPROTO);
+	cr_assert_null(ep);
+	cr_assert_eq(ops->address(a.net, addr, a.addr_bytes - 1), -ENOBUFS);
+	node_close(&a);
+	node_close(&b);
+}
+
+Test(net, says_why_it_cannot_open, .timeout = 60)
+{
+	struct kvp_net_config config = { .events = &events, .interface = "nonesuch0" };
+	struct kvp_net *net = NULL;
+	char err[128] = "";
+
+	cr_assert_eq(ops->open(&net, &config, err, sizeof(err)), -ENODEV);
+	cr_assert(strstr(err, "nonesuch0"), "%s", err);
+	config.interface = "lo";
+	config.port_lo = 2;
+	config.port_hi = 1;
+	cr_assert_eq(ops->open(&net, &config, err, sizeof(err)), -EINVAL);
+	cr_assert_null(net);
+	ops->close(NULL);
+}
+
+Test(net, listens_within_its_ports, .timeout = 60)
+{
+	struct node b = { .place = malloc(BIG) };
+	struct kvp_net_config config = {
+		.events = &events, .arg = &b, .interface = "lo", .port_lo = 0, .port_hi = 0
+	};
+	char err[128] = "", line[256], want[16];
+	bool found = false;
+	FILE *tcp;
+
+	config.port_lo = config.port_hi = (uint16_t)(20000 + getpid() % 10000);
+	cr_assert_eq(ops->open(&b.net, &config, err, sizeof(err)), 0, "%s", err);
+	snprintf(want, sizeof(want), "0100007F:%04X", config.port_lo);
+	tcp = fopen("/proc/net/tcp", "r");
+	while (fgets(line, sizeof(line), tcp))
+		found |= strstr(line, want) && strstr(line, "00000000:0000 0A");
+	fclose(tcp);
+	cr_assert(found);
+	node_close(&b);
+}
+
+Test(net, dead_peer_fails_the_endpoint_once, .timeout = 60)
+{
+	size_t bytes = 1 << 20;
+	unsigned char *payload = calloc(1, bytes);
+	uint64_t taken = 0, start;
+	struct node a, peer;
+	pid_t pid = echo_start(&a, &peer);
+
+	cr_assert_eq(send_one(&a, 0, NULL, 0), 0);
+	turn_until(&a, NULL, &a.messages, 1);
+	kill(pid, SIGSTOP); /* so that sends are under way when it dies */
+	while (taken < 64 && send_one(&a, 0, payload, bytes) == 0)
+		taken++;
+	start = now_ms();
+	kill_and_reap(pid);
+	turn_until(&a, NULL, &a.failed, 1);
+	cr_assert_lt(now_ms() - start, 3000);
+	cr_assert_eq(send_one(&a, 0, NULL, 0), -ENOTCONN);
+	ops->ep_close(a.net, a.ep);
+	turn_until(&a, NULL, &a.closed, 1);
+	cr_assert_eq(a.sent_ok + a.sent_bad, taken);
+	cr_assert_gt(a.sent_bad, 0);
+	cr_assert_eq(a.failed, 1);
+	cr_assert_eq(a.bad, 0);
+	node_close(&a);
+	free(payload);
+}
+
+Test(net, close_ends_pending_sends, .timeout = 60)
+{
+	size_t bytes = 1 << 20;
+	unsigned char *payload = calloc(1, bytes);
+	uint64_t taken = 0, start;
+	struct node a, peer;
+	pid_t pid = echo_start(&a, &peer);
+
+	cr_assert_eq(send_one(&a, 0, NULL, 0), 0);
+	turn_until(&a, NULL, &a.messages, 1);
+	kill(pid, SIGSTOP);
+	while (taken < 64 && send_one(&a, 0, payload, bytes) == 0)
+		taken++;
+	for (int i = 0; i < 1000; i++)
+		ops->progress(a.net);
+	cr_assert_lt(a.sent_ok, taken);
+
+	start = now_ms();
+	ops->ep_close(a.net, a.ep);
+	ops->ep_close(a.net, a.ep); /* once is enough, twice harmless */
+	cr_assert_eq(a.closed, 0);
+	cr_assert_eq(send_one(&a, 0, NULL, 0), -ENOTCONN);
+	turn_until(&a, NULL, &a.closed, 1);
+	cr_assert_lt(now_ms() - start, 2000);
+	cr_assert_eq(a.sent_ok + a.sent_bad, taken);
+	cr_assert_gt(a.sent_bad, 0);
+	cr_assert_eq(a.failed, 0);
+	cr_assert_eq(ops->stats(a.net)->pending, 0);
+	cr_assert_eq(ops->stats(a.net)->eps + ops->stats(a.net)->stuck, 0);
+	kill_and_reap(pid);
+	node_close(&a);
+	free(payload);
+}
+
+Test(net, closing_the_net_ends_all, .timeout = 60)
+{
+	unsigned char *payload = calloc(1, 1 << 20);
+	uint64_t taken = 0;
+	struct node a, peer;
+	pid_t pid = echo_start(&a, &peer);
+
+	kill(pid, SIGSTOP);
+	while (taken < 64 && send_one(&a, 0, payload, 1 << 20) == 0)
+		taken++;
+	ops->close(a.net);
+	cr_assert_eq(a.sent_ok + a.sent_bad, taken);
+	cr_assert_eq(a.closed, 1);
+	free(a.place);
+	free(payload);
+	kill_and_reap(pid);
+}
+
+Test(net, reconnects_without_a_leak, .timeout = 120)
+{
+	struct node a, b;
+	int before = 0;
+
+	node_open(&a);
+	for (int i = 0; i < 20; i++) {
+		node_open(&b);
+		node_connect(&a, &b);
+		node_connect(&b, &a);
+		a.messages = a.next_seq = 0;
+		b.echo = true;
+		cr_assert_eq(send_one(&a, 0, NULL, 0), 0);
+		turn_until(&a, &b, &a.messages, 1);
+		ops->ep_close(a.net, a.ep);
+		turn_until(&a, &b, &a.closed, (uint64_t)i + 1);
+		node_close(&b);
+		while (ops->progress(a.net) > 0)
+			;
+		if (i == 1)
+			before = n_fds();
+	}
+	cr_assert_leq(n_fds(), before);
+	cr_assert_eq(a.bad, 0);
+	node_close(&a);
+}
+
+Test(net, reconnects_after_kills_without_a_leak, .timeout = 120)
+{
+	struct node a, peer;
+	int before = 0;
+
+	for (int i = 0; i < 5; i++) {
+		pid_t pid = echo_start(&a, &peer);
+
+		cr_assert_eq(send_one(&a, 0, NULL, 0), 0);
+		turn_until(&a, NULL, &a.messages, 1);
+		kill_and_reap(pid);
+		turn_until(&a, NULL, &a.failed, 1);
+		node_close(&a);
+		if (i == 1)
+			before = n_fds();
+	}
+	cr_assert_leq(n_fds(), before);
+}
+
+Test(net, reopens_an_endpoint_to_the_same_peer, .timeout = 120)
+{
+	struct node a, b;
+
+	node_open(&a);
+	node_open(&b);
+	for (uint64_t i = 0; i < 20; i++) {
+		node_connect(&a, &b);
+		cr_assert_eq(send_one(&a, i, NULL, 0), 0);
+		turn_until(&a, &b, &b.messages, i + 1);
+		ops->ep_close(a.net, a.ep);
+		turn_until(&a, &b, &a.closed, i + 1);
+	}
+	cr_assert_eq(a.bad + b.bad, 0);
+	node_close(&a);
+	node_close(&b);
+}
+
+Test(net, no_wake_up_is_lost, .timeout = 120)
+{
+	struct node a, peer;
+	pid_t pid = echo_start(&a, &peer);
+	uint64_t slept = 0;
+
+	for (uint64_t i = 0; i < 10000; i++) {
+		cr_assert_eq(send_one(&a, i, NULL, 0), 0);
+		while (a.messages <= i) {
+			struct pollfd pfd = { .fd = ops->fd(a.net), .events = POLLIN };
+
+			if (ops->progress(a.net) > 0 || ops->arm(a.net) == -EBUSY)
+				continue;
+			slept++;
+			cr_assert_eq(poll(&pfd, 1, 5000), 1, "lost at %lu", i);
+		}
+	}
+	cr_assert_gt(slept, 0);
+	cr_assert_eq(a.bad, 0);
+	kill_and_reap(pid);
+	node_close(&a);
+}
+
+Test(net, sleeps_without_peers, .timeout = 60)
+{
+	struct node a;
+	struct pollfd pfd;
+
+	node_open(&a);
+	while (ops->progress(a.net) > 0 || ops->arm(a.net) == -EBUSY)
+		;
+	pfd = (struct pollfd){ .fd = ops->fd(a.net), .events = POLLIN };
+	cr_assert_eq(poll(&pfd, 1, 3000), 0);
+	node_close(&a);
+}
+
+Test(net, leaves_signals_alone, .timeout = 60)
+{
+	static const int signals[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE };
+	struct sigaction old;
+	struct node a;
+	Dl_info info;
+
+	node_open(&a);
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(signals); i++) {
+		cr_assert_eq(sigaction(signals[i], NULL, &old), 0);
+		if (dladdr((void *)old.sa_handler, &info)) /* else the default, or our own */
+			cr_assert_null(strstr(info.dli_fname, "libucs"));
+	}
+	node_close(&a);
+}
+
+Test(net, unreachable_peer_does_not_block, .timeout = 60)
+{
+	struct node a, b;
+	uint64_t start;
+	int r;
+
+	node_open(&a);
+	node_open(&b);
+	ops->close(b.net); /* nobody listens there now */
+	free(b.place);
+	start = now_ms();
+	r = ops->ep_open(a.net, b.addr, b.addr_bytes, &a, &a.ep);
+	if (r == 0) { /* found out later: then by failed() */
+		turn_until(&a, NULL, &a.failed, 1);
+		ops->ep_close(a.net, a.ep);
+		turn_until(&a, NULL, &a.closed, 1);
+	}
+	cr_assert_lt(now_ms() - start, 3000);
+	cr_assert_leq(r, 0);
+	cr_assert_eq(ops->stats(a.net)->eps, 0);
+	node_close(&a);
+}
