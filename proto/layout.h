@@ -33,7 +33,7 @@
 #define KVP_EXTENT_MAX (UINT64_C(1) << 46) /* base + bytes of an entry */
 #define KVP_PIECE_TOKENS_MAX (1u << 20)
 
-enum kvp_class {
+enum kvp_entry_class {
 	KVP_CLASS_SHARDED = 0,    /* rows of the tokens that the rank owns */
 	KVP_CLASS_REPLICATED = 1, /* rows of all tokens on every rank; pages of W rows */
 	KVP_CLASS_BLOB = 2,       /* no rows; reached by segments only */
@@ -57,7 +57,7 @@ struct kvp_entry {
 	uint32_t full_bytes;    /* at least lo + row_bytes, at most KVP_FULL_BYTES_MAX */
 	uint32_t rows_per_page; /* P of its group's side; W if replicated */
 	uint32_t n_pages;       /* 1 .. KVP_PAGES_MAX */
-	uint8_t klass;          /* enum kvp_class */
+	uint8_t klass;          /* enum kvp_entry_class */
 };
 
 /* Offset in the entry's fd of its row at (page, slot). */
