@@ -306,9 +306,9 @@ static struct kvp_pool *create(const struct kvp_pools *pools, const struct kvp_p
 	return pool;
 }
 
-Kvp__Status kvp_pool_register(struct kvp_pools *pools, const struct kvp_pool_client *client,
-			      const Kvp__PoolRegister *msg, const int *fds, uint32_t n_fds,
-			      struct kvp_pool **out, char *err)
+Kvp__Status kvp_pools_register(struct kvp_pools *pools, const struct kvp_pool_client *client,
+			       const Kvp__PoolRegister *msg, const int *fds, uint32_t n_fds,
+			       struct kvp_pool **out, char *err)
 {
 	KVP_CLEANUP(destroyp) struct kvp_pool *pool = NULL;
 	Kvp__Status status = check_counts(pools, msg, n_fds, err);
@@ -337,8 +337,8 @@ Kvp__Status kvp_pool_register(struct kvp_pools *pools, const struct kvp_pool_cli
 	return OK;
 }
 
-Kvp__Status kvp_pool_resume(struct kvp_pools *pools, struct kvp_pool *pool, const int *fds,
-			    uint32_t n_fds, char *err)
+Kvp__Status kvp_pools_resume(struct kvp_pools *pools, struct kvp_pool *pool, const int *fds,
+			     uint32_t n_fds, char *err)
 {
 	if (pool->state != KVP_POOL_PAUSED) {
 		(void)snprintf(err, KVP_POOL_ERR, "pool %u is %s, only a paused one resumes",

@@ -96,12 +96,12 @@ struct kvp_pool_client {
  * lane. The fds stay the caller's; the mappings do not need them. Unless STATUS_OK nothing has
  * changed and `err` (KVP_POOL_ERR bytes) names field, value and limit.
  */
-Kvp__Status kvp_pool_register(struct kvp_pools *pools, const struct kvp_pool_client *client,
-			      const Kvp__PoolRegister *msg, const int *fds, uint32_t n_fds,
-			      struct kvp_pool **out, char *err);
+Kvp__Status kvp_pools_register(struct kvp_pools *pools, const struct kvp_pool_client *client,
+			       const Kvp__PoolRegister *msg, const int *fds, uint32_t n_fds,
+			       struct kvp_pool **out, char *err);
 /* Maps new memory below a PAUSED pool: the same number of fds, checked again. As above. */
-Kvp__Status kvp_pool_resume(struct kvp_pools *pools, struct kvp_pool *pool, const int *fds,
-			    uint32_t n_fds, char *err);
+Kvp__Status kvp_pools_resume(struct kvp_pools *pools, struct kvp_pool *pool, const int *fds,
+			     uint32_t n_fds, char *err);
 /*
  * ACTIVE -> ENDING; the caller fails the pool's rooms next. ended() runs once, later: the memory is
  * unmapped then and the pool PAUSED, to be resumed or freed.
