@@ -10,8 +10,8 @@
 
 #include "proto/util.h"
 
-_Static_assert(KVP_MASK_WORDS * 64 == KVP_ENTRIES_MAX, "a mask has a bit for each entry");
-_Static_assert(KVP_GROUPS_MAX < UINT8_MAX, "coverage keeps a group in a byte");
+_Static_assert(KVP_MASK_WORDS * 64 == KVP_LIMIT_ENTRIES, "a mask has a bit for each entry");
+_Static_assert(KVP_LIMIT_GROUPS < UINT8_MAX, "coverage keeps a group in a byte");
 
 /* Where an error text goes. */
 struct refusal {
@@ -49,9 +49,9 @@ static uint64_t span(uint32_t n, uint64_t stride, uint64_t row_bytes)
 
 static int extent_check(const struct kvp_entry *e, uint64_t fd_bytes, struct refusal to)
 {
-	if (!e->bytes || e->bytes > KVP_EXTENT_MAX)
+	if (!e->bytes || e->bytes > KVP_LIMIT_EXTENT)
 		return refuse(to, "bytes %" PRIu64 " is not 1 .. %" PRIu64, e->bytes,
-			      KVP_EXTENT_MAX);
+			      (uint64_t)KVP_LIMIT_EXTENT);
 	if (e->base > fd_bytes || e->bytes > fd_bytes - e->base)
 		return refuse(to, "base %" PRIu64 " + bytes %" PRIu64 " is past the fd's %" PRIu64,
 			      e->base, e->bytes, fd_bytes);
@@ -60,11 +60,11 @@ static int extent_check(const struct kvp_entry *e, uint64_t fd_bytes, struct ref
 
 static int row_check(const struct kvp_entry *e, struct refusal to)
 {
-	if (!e->row_bytes || e->row_bytes > KVP_ROW_BYTES_MAX)
-		return refuse(to, "row_bytes %u is not 1 .. %u", e->row_bytes, KVP_ROW_BYTES_MAX);
-	if (!e->full_bytes || e->full_bytes > KVP_FULL_BYTES_MAX)
+	if (!e->row_bytes || e->row_bytes > KVP_LIMIT_ROW_BYTES)
+		return refuse(to, "row_bytes %u is not 1 .. %u", e->row_bytes, KVP_LIMIT_ROW_BYTES);
+	if (!e->full_bytes || e->full_bytes > KVP_LIMIT_FULL_BYTES)
 		return refuse(to, "full_bytes %u is not 1 .. %u", e->full_bytes,
-			      KVP_FULL_BYTES_MAX);
+			      KVP_LIMIT_FULL_BYTES);
 	if (e->lo > e->full_bytes || e->row_bytes > e->full_bytes - e->lo)
 		return refuse(to, "lo %u + row_bytes %u is past full_bytes %u", e->lo, e->row_bytes,
 			      e->full_bytes);
@@ -73,13 +73,13 @@ static int row_check(const struct kvp_entry *e, struct refusal to)
 
 static int counts_check(const struct kvp_entry *e, struct refusal to)
 {
-	if (!e->rows_per_page || e->rows_per_page > KVP_PAGE_ROWS_MAX)
+	if (!e->rows_per_page || e->rows_per_page > KVP_LIMIT_VPAGE)
 		return refuse(to, "rows_per_page %u is not 1 .. %u", e->rows_per_page,
-			      KVP_PAGE_ROWS_MAX);
+			      KVP_LIMIT_VPAGE);
 	if (!e->n_pages || e->n_pages > KVP_PAGES_MAX)
 		return refuse(to, "n_pages %u is not 1 .. %u", e->n_pages, KVP_PAGES_MAX);
-	if (e->group >= KVP_GROUPS_MAX)
-		return refuse(to, "group %u is not below %u", e->group, KVP_GROUPS_MAX);
+	if (e->group >= KVP_LIMIT_GROUPS)
+		return refuse(to, "group %u is not below %u", e->group, KVP_LIMIT_GROUPS);
 	return 0;
 }
 
@@ -91,12 +91,12 @@ static int strides_check(const struct kvp_entry *e, struct refusal to)
 	uint64_t last = add_sat(rows, pages == UINT64_MAX ? pages : pages - e->row_bytes);
 
 	if (e->rows_per_page > 1 &&
-	    (e->row_stride < e->row_bytes || e->row_stride > KVP_STRIDE_MAX))
+	    (e->row_stride < e->row_bytes || e->row_stride > KVP_LIMIT_EXTENT))
 		return refuse(to, "row_stride %" PRIu64 " is not row_bytes %u .. %" PRIu64,
-			      e->row_stride, e->row_bytes, KVP_STRIDE_MAX);
-	if (e->n_pages > 1 && (e->page_stride < e->row_bytes || e->page_stride > KVP_STRIDE_MAX))
+			      e->row_stride, e->row_bytes, (uint64_t)KVP_LIMIT_EXTENT);
+	if (e->n_pages > 1 && (e->page_stride < e->row_bytes || e->page_stride > KVP_LIMIT_EXTENT))
 		return refuse(to, "page_stride %" PRIu64 " is not row_bytes %u .. %" PRIu64,
-			      e->page_stride, e->row_bytes, KVP_STRIDE_MAX);
+			      e->page_stride, e->row_bytes, (uint64_t)KVP_LIMIT_EXTENT);
 	if (e->rows_per_page > 1 && e->n_pages > 1 && e->page_stride < rows &&
 	    e->row_stride < pages)
 		return refuse(to,
@@ -169,8 +169,8 @@ int kvp_entries_check(const struct kvp_entry *entries, uint32_t n_entries, char 
 {
 	struct refusal to = { err, err_bytes };
 
-	if (n_entries > KVP_ENTRIES_MAX)
-		return refuse(to, "%u entries, at most %u", n_entries, KVP_ENTRIES_MAX);
+	if (n_entries > KVP_LIMIT_ENTRIES)
+		return refuse(to, "%u entries, at most %u", n_entries, KVP_LIMIT_ENTRIES);
 
 	for (uint32_t k = 0; k < n_entries; k++) {
 		for (uint32_t i = 0; i < k && entries[k].klass != KVP_CLASS_BLOB; i++) {
@@ -460,14 +460,14 @@ uint64_t kvp_piece_layout(const struct kvp_leg_geom *leg, const uint64_t *src_ma
  */
 struct contributors {
 	uint32_t dst_group, klass;
-	uint8_t group[KVP_SENDERS_MAX];
+	uint8_t group[KVP_MAX_SENDERS];
 };
 
 struct coverage {
 	const struct kvp_need *need;
 	const struct kvp_leg_geom *legs;
 	uint32_t n_legs;
-	uint32_t next[KVP_SENDERS_MAX]; /* by leg: its first pair that ends past what was tested */
+	uint32_t next[KVP_MAX_SENDERS]; /* by leg: its first pair that ends past what was tested */
 	struct contributors good;       /* the last that were found right */
 	struct refusal to;
 };
@@ -605,8 +605,8 @@ static int stretch_check(const struct coverage *cov, const struct stretch *s,
 	struct kvp_side dst = need_side(cov, s);
 	struct kvp_range range = need_range(cov, s);
 	uint64_t rows = kvp_side_rows(&dst, range.start, range.tokens), sum = 0;
-	struct kvp_side sides[KVP_SENDERS_MAX];
-	uint32_t leg[KVP_SENDERS_MAX], n;
+	struct kvp_side sides[KVP_MAX_SENDERS];
+	uint32_t leg[KVP_MAX_SENDERS], n;
 
 	if (!rows)
 		return 0;
@@ -630,7 +630,7 @@ int kvp_coverage_check(const struct kvp_need *need, const struct kvp_leg_geom *l
 {
 	struct coverage cov = { .need = need, .legs = legs, .n_legs = n_legs };
 
-	assert(n_legs <= KVP_SENDERS_MAX);
+	assert(n_legs <= KVP_MAX_SENDERS);
 	cov.to = (struct refusal){ err, err_bytes };
 	cov.good.dst_group = UINT32_MAX;
 	for (uint32_t i = 0; i < need->n_entries; i++) {

@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/limits.h"
 #include "proto/plan.h"
 
 #define KVP_PLAN_ERR_BYTES 256u
@@ -21,16 +22,8 @@
 #define KVP_LAYOUT_VERSION 1u
 #define KVP_LAYOUT_ALIGN 256u /* each part of a slot starts at a multiple of this */
 
-#define KVP_ENTRIES_MAX 1024u /* of a pool */
-#define KVP_GROUPS_MAX 64u    /* of a pool */
-#define KVP_PAIRS_MAX 4096u   /* of a leg */
-#define KVP_SENDERS_MAX 64u   /* of a room */
-#define KVP_ROW_BYTES_MAX (1u << 20)
-#define KVP_FULL_BYTES_MAX (1u << 26)
-#define KVP_PAGE_ROWS_MAX (1u << 24)
-#define KVP_PAGES_MAX (1u << 31)
-#define KVP_STRIDE_MAX (UINT64_C(1) << 46)
-#define KVP_EXTENT_MAX (UINT64_C(1) << 46) /* base + bytes of an entry */
+#define KVP_PAIRS_MAX 4096u      /* of a leg */
+#define KVP_PAGES_MAX (1u << 31) /* of an entry */
 #define KVP_PIECE_TOKENS_MAX (1u << 20)
 
 enum kvp_entry_class {
@@ -50,11 +43,11 @@ struct kvp_entry {
 	uint64_t page_stride;   /* bytes; ignored with one page */
 	uint64_t row_stride;    /* bytes; ignored with one row in a page */
 	uint32_t layer;         /* id that both ends use */
-	uint32_t group;         /* index of its page list, below KVP_GROUPS_MAX */
+	uint32_t group;         /* index of its page list, below KVP_LIMIT_GROUPS */
 	uint32_t fd_idx;        /* which of the pool's fds */
-	uint32_t row_bytes;     /* 1 .. KVP_ROW_BYTES_MAX */
+	uint32_t row_bytes;     /* 1 .. KVP_LIMIT_ROW_BYTES */
 	uint32_t lo;            /* first byte within the full row */
-	uint32_t full_bytes;    /* at least lo + row_bytes, at most KVP_FULL_BYTES_MAX */
+	uint32_t full_bytes;    /* at least lo + row_bytes, at most KVP_LIMIT_FULL_BYTES */
 	uint32_t rows_per_page; /* P of its group's side; W if replicated */
 	uint32_t n_pages;       /* 1 .. KVP_PAGES_MAX */
 	uint8_t klass;          /* enum kvp_entry_class */
@@ -74,7 +67,7 @@ static inline uint64_t kvp_entry_row(const struct kvp_entry *entry, uint32_t pag
 int kvp_entry_check(const struct kvp_entry *entry, uint64_t fd_bytes, char *err, size_t err_bytes);
 
 /*
- * Tests the entries of a pool against each other: at most KVP_ENTRIES_MAX; those of one layer and
+ * Tests the entries of a pool against each other: at most KVP_LIMIT_ENTRIES; those of one layer and
  * class agree in full_bytes and have disjoint byte ranges. 0 or -EINVAL.
  */
 int kvp_entries_check(const struct kvp_entry *entries, uint32_t n_entries, char *err,
@@ -104,7 +97,7 @@ struct kvp_entry_list {
 	const uint64_t *mask; /* bit i of word i / 64: entry i counts; NULL: all do */
 };
 
-#define KVP_MASK_WORDS (KVP_ENTRIES_MAX / 64) /* of a mask over any pool's entries */
+#define KVP_MASK_WORDS (KVP_LIMIT_ENTRIES / 64) /* of a mask over any pool's entries */
 
 /* Bit `idx` of such a mask; a NULL mask has all bits. */
 static inline bool kvp_mask_has(const uint64_t *mask, uint32_t idx)
@@ -198,7 +191,7 @@ struct kvp_need {
 
 /*
  * Tests that the senders' legs together send each byte of each needed row exactly once. Legs have
- * passed kvp_leg_check() and share the destination `need`; at most KVP_SENDERS_MAX. 0; or -EINVAL
+ * passed kvp_leg_check() and share the destination `need`; at most KVP_MAX_SENDERS. 0; or -EINVAL
  * with the first entry, layer, byte range and senders where it fails.
  */
 int kvp_coverage_check(const struct kvp_need *need, const struct kvp_leg_geom *legs,

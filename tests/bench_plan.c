@@ -80,8 +80,8 @@ struct room {
 	struct kvp_entry entries[BENCH_ENTRIES];
 	struct kvp_pair pairs[BENCH_ENTRIES];
 	struct kvp_part parts[BENCH_ENTRIES];
-	struct kvp_side sides[KVP_SENDERS_MAX], dst;
-	struct kvp_leg_geom legs[KVP_SENDERS_MAX];
+	struct kvp_side sides[KVP_MAX_SENDERS], dst;
+	struct kvp_leg_geom legs[KVP_MAX_SENDERS];
 	uint64_t starts[1];
 	struct kvp_need need;
 };
@@ -103,9 +103,9 @@ static void room_make(struct room *room)
 					.end = BENCH_TOKENS,
 					.n_entries = BENCH_ENTRIES };
 	n = kvp_pair_entries(&list, &list, room->pairs, BENCH_ENTRIES, err, sizeof(err));
-	for (uint32_t i = 0; i < KVP_SENDERS_MAX; i++) {
+	for (uint32_t i = 0; i < KVP_MAX_SENDERS; i++) {
 		room->sides[i] = (struct kvp_side){
-			.page = 64, .dcp_size = KVP_SENDERS_MAX, .dcp_rank = i, .interleave = 1
+			.page = 64, .dcp_size = KVP_MAX_SENDERS, .dcp_rank = i, .interleave = 1
 		};
 		room->legs[i] = (struct kvp_leg_geom){ .pairs = room->pairs,
 						       .src = room->entries,
@@ -134,7 +134,7 @@ static int bench_room(void)
 
 		(void)kvp_pair_entries(&list, &list, room.pairs, BENCH_ENTRIES, err, sizeof(err));
 		t1 = now_ns();
-		if (kvp_coverage_check(&room.need, room.legs, KVP_SENDERS_MAX, err, sizeof(err))) {
+		if (kvp_coverage_check(&room.need, room.legs, KVP_MAX_SENDERS, err, sizeof(err))) {
 			fprintf(stderr, "coverage: %s\n", err);
 			return 1;
 		}
@@ -150,7 +150,7 @@ static int bench_room(void)
 	printf("%u entries: pair %llu ns, coverage by %u senders %llu ns, piece_tokens (%u) %llu "
 	       "ns, "
 	       "layout of %u parts %llu ns\n",
-	       BENCH_ENTRIES, (unsigned long long)median(pair), KVP_SENDERS_MAX,
+	       BENCH_ENTRIES, (unsigned long long)median(pair), KVP_MAX_SENDERS,
 	       (unsigned long long)median(cover), fits, (unsigned long long)median(tokens), n,
 	       (unsigned long long)median(layout));
 	return 0;

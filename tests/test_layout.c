@@ -57,7 +57,7 @@ Test(layout, entry_fields)
 	ENTRY_EXPECT("rows_per_page 4294967295", e.rows_per_page = UINT32_MAX);
 	ENTRY_EXPECT("n_pages 0", e.n_pages = 0);
 	ENTRY_EXPECT("n_pages 4294967295", e.n_pages = UINT32_MAX);
-	ENTRY_EXPECT("group 64 is not below 64", e.group = 64);
+	ENTRY_EXPECT("group 16 is not below 16", e.group = 16);
 	ENTRY_EXPECT(NULL, e.layer = UINT32_MAX);
 }
 
@@ -72,7 +72,7 @@ Test(layout, entry_extent)
 	ENTRY_EXPECT("rows end at 3686400, past bytes 3686399", e.bytes--);
 	ENTRY_EXPECT("rows end at", e.n_pages++);
 	ENTRY_EXPECT("rows end at 18446744073709551615", e.n_pages = KVP_PAGES_MAX,
-		     e.page_stride = KVP_STRIDE_MAX);
+		     e.page_stride = KVP_LIMIT_EXTENT);
 }
 
 Test(layout, entry_strides)
@@ -130,7 +130,7 @@ static struct kvp_entry ranged(uint32_t layer, uint32_t lo, uint32_t bytes, uint
 
 Test(layout, entries_of_a_layer)
 {
-	static struct kvp_entry many[KVP_ENTRIES_MAX + 1];
+	static struct kvp_entry many[KVP_LIMIT_ENTRIES + 1];
 	struct kvp_entry e[] = { ranged(1, 0, 8, 16), ranged(1, 8, 8, 16), ranged(2, 0, 8, 16),
 				 ranged(2, 7, 8, 16) };
 	char err[KVP_PLAN_ERR_BYTES];
@@ -145,8 +145,8 @@ Test(layout, entries_of_a_layer)
 	e[1].full_bytes = 17;
 	cr_assert_eq(kvp_entries_check(e, 2, err, sizeof(err)), -EINVAL);
 	cr_assert(strstr(err, "full_bytes 16 and 17"), "%s", err);
-	cr_assert_eq(kvp_entries_check(many, KVP_ENTRIES_MAX + 1, err, sizeof(err)), -EINVAL);
-	cr_assert(strstr(err, "1025 entries, at most 1024"), "%s", err);
+	cr_assert_eq(kvp_entries_check(many, KVP_LIMIT_ENTRIES + 1, err, sizeof(err)), -EINVAL);
+	cr_assert(strstr(err, "513 entries, at most 512"), "%s", err);
 }
 
 Test(layout, sides_of_entries)
@@ -483,18 +483,18 @@ Test(layout, coverage_names_what_is_wrong)
 Test(layout, coverage_by_64_ranks)
 {
 	static struct world w;
-	static struct kvp_leg_geom legs[KVP_SENDERS_MAX];
-	static struct kvp_side sides[KVP_SENDERS_MAX];
+	static struct kvp_leg_geom legs[KVP_MAX_SENDERS];
+	static struct kvp_side sides[KVP_MAX_SENDERS];
 	char err[KVP_PLAN_ERR_BYTES] = "";
 
 	halves_make(&w);
 	w.src[0][0] = w.dst[1];
 	leg_make(&w, 0, 1, NULL);
 	w.need.end = 1000;
-	for (uint32_t i = 0; i < KVP_SENDERS_MAX; i++) {
+	for (uint32_t i = 0; i < KVP_MAX_SENDERS; i++) {
 		legs[i] = w.legs[0];
 		sides[i] = w.src_sides[0][0];
-		sides[i].dcp_size = KVP_SENDERS_MAX;
+		sides[i].dcp_size = KVP_MAX_SENDERS;
 		sides[i].dcp_rank = i;
 		legs[i].src_sides = &sides[i];
 		legs[i].sender = i;
