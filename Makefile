@@ -39,32 +39,28 @@ say = $(if $(V)$(findstring s,$(firstword -$(MAKEFLAGS))),,@printf '  %-5s %s\n'
 
 WARN := -Wall -Wextra -Wshadow -Wformat=2 -Wvla -Wundef -Wpointer-arith -Wwrite-strings \
 	-Wstrict-prototypes -Wmissing-prototypes -Wconversion -Wno-sign-conversion $(WERROR)
-HARDEN := -fstack-protector-strong $(if $(SAN)$(FUZZ),,-D_FORTIFY_SOURCE=2)
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer) \
 	$(if $(FUZZ),-fsanitize=fuzzer-no-link)
 PKGS := ucx libuv libprotobuf-c libcjson inih libxxhash
-PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
-CPPFLAGS_ALL = -D_GNU_SOURCE -DKVP_VERSION='"$(VERSION)"' $(if $(KVP_TEST),-DKVP_TEST=1) -I. -I$(BUILD) $(PKG_CFLAGS)
-CFLAGS_ALL = -std=gnu17 -fPIC -pthread $(HARDEN) $(SANFLAGS) $(CFLAGS)
+CPPFLAGS_ALL := -D_GNU_SOURCE -DKVP_VERSION='"$(VERSION)"' $(if $(KVP_TEST),-DKVP_TEST=1) -I. -I$(BUILD) \
+	$(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+CFLAGS_ALL = -std=gnu17 -fPIC -pthread -fstack-protector-strong $(if $(SAN)$(FUZZ),,-D_FORTIFY_SOURCE=2) $(SANFLAGS) $(CFLAGS)
 LDFLAGS_ALL = -pthread -Wl,--as-needed -Wl,-z,relro,-z,now $(SANFLAGS) $(LDFLAGS)
-CLIENT_LIBS := $(shell pkg-config --libs libprotobuf-c 2>/dev/null) -ldl
-CTL_LIBS := $(shell pkg-config --libs libcjson 2>/dev/null) $(CLIENT_LIBS)
-DAEMON_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -ldl
+LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -ldl # --as-needed: each program gets what it uses
 
 # What there is. A part without sources is left out.
-PROTOS := $(wildcard proto/*.proto)
-PBC := $(PROTOS:proto/%.proto=$(BUILD)/proto/%.pb-c.c)
+PBC := $(patsubst %.proto,$(BUILD)/%.pb-c.c,$(wildcard proto/*.proto))
 PBH := $(PBC:.c=.h)
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
 PROTO_OBJ := $(call obj,$(wildcard proto/*.c)) $(PBC:.c=.o)
 DAEMON_OBJ := $(call obj,$(filter-out daemon/main.c,$(wildcard daemon/*.c)))
 CTL_OBJ := $(call obj,$(wildcard client/ctl*.c))
 CLIENT_OBJ := $(call obj,$(filter-out client/ctl%.c,$(wildcard client/*.c)))
-SUPPORT_OBJ := $(call obj,$(wildcard tests/support*.c))
 bin = $(patsubst %.c,$(BUILD)/%,$(wildcard $(1)))
 CRITERION_BIN := $(call bin,tests/test_*.c)
 FUZZ_BIN := $(call bin,tests/fuzz_*.c)
 PLAIN_BIN := $(call bin,tests/stress_*.c tests/bench_*.c tests/replay_*.c tests/demo*.c)
+TEST_BIN := $(CRITERION_BIN) $(FUZZ_BIN) $(PLAIN_BIN)
 
 PROTO_A := $(BUILD)/libkvp-proto.a
 DAEMON_A := $(BUILD)/libkvpackd.a
@@ -76,9 +72,8 @@ MAINS := $(if $(wildcard daemon/main.c),$(BUILD)/kvpackd) $(if $(CTL_OBJ),$(BUIL
 SYMFILE := $(wildcard client/libkvpack.sym)
 NVCC := $(if $(filter 0,$(CUDA)),,$(shell command -v nvcc 2>/dev/null))
 RUN_ENV := KVP_TOP=$(CURDIR) KVP_BIN=$(CURDIR)/$(BUILD)
-RUN := $(RUN_ENV) tests/run.sh
-C_FILES = $(shell git ls-files -co --exclude-standard '*.c')
-CH_FILES = $(shell git ls-files -co --exclude-standard '*.[ch]')
+CH_FILES = $(wildcard $(shell git ls-files -co --exclude-standard '*.[ch]'))
+C_FILES = $(filter %.c,$(CH_FILES))
 
 .PHONY: all tests help deps check asan tsan valgrind bench demo run-check run-stress run-valgrind run-bench \
 	run-demo fuzz lint format format-check top clean install uninstall
@@ -86,13 +81,12 @@ CH_FILES = $(shell git ls-files -co --exclude-standard '*.[ch]')
 .SECONDARY:
 
 all: $(PROTO_A) $(DAEMON_A) $(CLIENT_A) $(if $(CLIENT_OBJ),$(CLIENT_SO)) $(MAINS)
-	$(if $(filter 0,$(MAKELEVEL)),@echo "CUDA: $(if $(NVCC),$(NVCC), no toolkit found); pools in host memory only")
+	$(if $(filter 0,$(MAKELEVEL)),@echo "CUDA: left out ($(if $(NVCC),no kernels in this tree,no toolkit)); pools in host memory only")
 
-tests: all $(CRITERION_BIN) $(FUZZ_BIN) $(PLAIN_BIN)
+tests: all $(TEST_BIN)
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
-
 # ---- compile
 
 $(BUILD)/proto/%.pb-c.c $(BUILD)/proto/%.pb-c.h &: proto/%.proto
@@ -100,55 +94,46 @@ $(BUILD)/proto/%.pb-c.c $(BUILD)/proto/%.pb-c.h &: proto/%.proto
 	@mkdir -p $(@D)
 	$(Q)protoc-c --c_out=$(BUILD)/proto --proto_path=proto $<
 
-$(BUILD)/proto/%.pb-c.o: $(BUILD)/proto/%.pb-c.c
-	$(call say,CC)
-	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) -w -MMD -MP -c -o $@ $<
-
+compile = $(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) -MMD -MP -c -o $@ $<
 $(CLIENT_OBJ): CFLAGS_ALL += -fvisibility=hidden
 $(BUILD)/%.o: %.c Makefile | $(PBH)
 	$(call say,CC)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(CPPFLAGS_ALL) $(WARN) $(CFLAGS_ALL) -MMD -MP -c -o $@ $<
+	$(compile) $(WARN)
+$(BUILD)/proto/%.pb-c.o: $(BUILD)/proto/%.pb-c.c
+	$(call say,CC)
+	$(compile) -w
 
 $(PROTO_A): $(PROTO_OBJ)
 $(DAEMON_A): $(DAEMON_OBJ)
 $(CLIENT_A): $(CLIENT_OBJ)
-$(SUPPORT_A): $(SUPPORT_OBJ)
+$(SUPPORT_A): $(call obj,$(wildcard tests/support*.c))
 $(BUILD)/%.a: Makefile
 	$(call say,AR)
 	@mkdir -p $(@D)
 	$(Q)rm -f $@ && $(AR) rcs $@ $(filter %.o,$^)
-
 # ---- link
-
-link = $(Q)$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group
 
 $(CLIENT_SO): $(CLIENT_OBJ) $(PROTO_OBJ) $(SYMFILE)
 	$(call say,LD)
-	$(Q)$(CC) $(LDFLAGS_ALL) -shared -Wl,-soname,libkvpack.so.1 $(if $(SYMFILE),-Wl$(comma)--version-script=$(SYMFILE)) \
-		-o $@ $(filter %.o,$^) $(CLIENT_LIBS)
+	$(Q)$(CC) $(LDFLAGS_ALL) -shared -Wl,-soname,libkvpack.so.1 \
+		$(if $(SYMFILE),-Wl$(comma)--version-script=$(SYMFILE)) -o $@ $(filter %.o,$^) $(LIBS)
 	$(Q)ln -sf libkvpack.so.1 $(BUILD)/libkvpack.so
 
 $(BUILD)/kvpackd: $(BUILD)/daemon/main.o $(DAEMON_A) $(PROTO_A)
-	$(call say,LD)
-	$(link) $(DAEMON_LIBS)
-
 $(BUILD)/kvpackctl: $(CTL_OBJ) $(CLIENT_A) $(PROTO_A)
-	$(call say,LD)
-	$(link) $(CTL_LIBS)
-
+$(TEST_BIN): $(BUILD)/%: $(BUILD)/%.o $(TEST_LIBS)
 # With FUZZ=1 libFuzzer brings main(); otherwise a small main replays the corpus.
-$(CRITERION_BIN): EXTRA := -lcriterion
-$(FUZZ_BIN): EXTRA := $(if $(FUZZ),-fsanitize=fuzzer)
 $(FUZZ_BIN): $(if $(FUZZ),,$(BUILD)/tests/corpus_main.o)
-$(CRITERION_BIN) $(PLAIN_BIN) $(FUZZ_BIN): $(BUILD)/%: $(BUILD)/%.o $(TEST_LIBS)
+$(FUZZ_BIN): EXTRA := $(if $(FUZZ),-fsanitize=fuzzer)
+$(CRITERION_BIN): EXTRA := -lcriterion
+$(MAINS) $(TEST_BIN):
 	$(call say,LD)
-	$(link) $(EXTRA) $(DAEMON_LIBS) $(CTL_LIBS)
-
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(EXTRA) $(LIBS)
 # ---- run
 
 sub = +@$(MAKE) --no-print-directory
-pick = $(if $(T),$(BUILD)/tests/$(T),$(filter $(1:%=$(BUILD)/tests/%_%),$(CRITERION_BIN) $(FUZZ_BIN) $(PLAIN_BIN)))
+pick = $(if $(T),$(BUILD)/tests/$(T),$(filter $(1:%=$(BUILD)/tests/%_%),$(TEST_BIN)))
 
 deps:
 	@tests/deps.sh
@@ -163,13 +148,13 @@ valgrind: deps
 bench demo: deps
 	$(sub) run-$@
 run-check: tests
-	@$(RUN) $(call pick,test) $(if $(T),,$(call pick,fuzz stress replay) tests/layers.sh tests/symbols.sh $(wildcard tests/check_*.sh))
+	@$(RUN_ENV) tests/run.sh $(call pick,test) $(if $(T),,$(call pick,fuzz stress replay) tests/layers.sh tests/symbols.sh $(wildcard tests/check_*.sh))
 run-stress: $(call pick,stress)
-	@$(RUN) $^
+	@$(RUN_ENV) tests/run.sh $^
 run-valgrind: all $(call pick,test)
-	@KVP_WRAP='valgrind -q --error-exitcode=9 --trace-children=yes' $(RUN) $(call pick,test)
+	@KVP_WRAP='valgrind -q --error-exitcode=9 --trace-children=yes' $(RUN_ENV) tests/run.sh $(call pick,test)
 run-bench: all $(call pick,bench)
-	@KVP_SHOW=1 KVP_JOBS=1 $(RUN) $(call pick,bench)
+	@KVP_SHOW=1 KVP_JOBS=1 $(RUN_ENV) tests/run.sh $(call pick,bench)
 run-demo: all $(call bin,tests/demo*.c)
 	@$(if $(wildcard tests/demo.c),$(RUN_ENV) UCX_LOG_LEVEL=error $(BUILD)/tests/demo)
 fuzz: deps
@@ -189,28 +174,26 @@ format-check: deps
 top:
 	@awk '/^[a-z].*\(/ { name = $$0 } /^{/ { from = FNR } /^}/ && name { print FNR - from - 1, FILENAME ": " name; name = "" }' \
 		$(C_FILES) | sort -rn | head -10
-
 clean:
 	rm -rf build
-
 # ---- install
 
 P := $(DESTDIR)$(PREFIX)
 UNITS := $(notdir $(wildcard systemd/*.service systemd/*.socket))
+fill = sed 's|/usr/local|$(PREFIX)|; s|/etc/kvpack|$(SYSCONFDIR)/kvpack|; s|@VERSION@|$(VERSION)|' $(1) >$(2)
 install: all
-	install -d $(P)/bin $(P)/lib/pkgconfig $(P)/include $(DESTDIR)$(SYSCONFDIR)/kvpack $(DESTDIR)$(UNITDIR)
+	install -d $(P)/bin $(P)/include $(P)/lib/pkgconfig $(P)/lib/sysusers.d $(P)/lib/tmpfiles.d
+	install -d $(DESTDIR)$(SYSCONFDIR)/kvpack $(DESTDIR)$(UNITDIR)
 	install -m 755 $(MAINS) $(P)/bin/
-	install -m 755 $(CLIENT_SO) $(P)/lib/
-	ln -sf libkvpack.so.1 $(P)/lib/libkvpack.so
+	install -m 755 $(CLIENT_SO) $(P)/lib/ && ln -sf libkvpack.so.1 $(P)/lib/libkvpack.so
 	install -m 644 client/kvpack.h $(P)/include/
-	printf '%s\n' 'prefix=$(PREFIX)' 'Name: kvpack' 'Version: $(VERSION)' \
-		'Description: KV cache transfer between the nodes of an LLM service' \
-		'Libs: -L$${prefix}/lib -lkvpack' 'Cflags: -I$${prefix}/include' >$(P)/lib/pkgconfig/kvpack.pc
-	$(foreach u,$(UNITS),sed 's|/usr/local/bin|$(PREFIX)/bin|; s|/etc/kvpack|$(SYSCONFDIR)/kvpack|' systemd/$u \
-		>$(DESTDIR)$(UNITDIR)/$u &&) true
+	$(call fill,client/kvpack.pc.in,$(P)/lib/pkgconfig/kvpack.pc)
+	$(foreach u,$(UNITS),$(call fill,systemd/$u,$(DESTDIR)$(UNITDIR)/$u) &&) true
+	install -m 644 systemd/kvpack.sysusers $(P)/lib/sysusers.d/kvpack.conf
+	install -m 644 systemd/kvpack.tmpfiles $(P)/lib/tmpfiles.d/kvpack.conf
 	cd $(DESTDIR)$(SYSCONFDIR)/kvpack && { test -e kvpackd.conf || install -m 644 $(CURDIR)/conf/kvpackd.conf .; }
 uninstall: # the configuration stays
-	rm -f $(addprefix $(P)/,bin/kvpackd bin/kvpackctl lib/libkvpack.so.1 lib/libkvpack.so include/kvpack.h \
-		lib/pkgconfig/kvpack.pc) $(addprefix $(DESTDIR)$(UNITDIR)/,$(UNITS))
+	cd $(P) && rm -f bin/kvpackd bin/kvpackctl lib/libkvpack.so* include/kvpack.h lib/pkgconfig/kvpack.pc lib/*.d/kvpack.conf
+	rm -f $(addprefix $(DESTDIR)$(UNITDIR)/,$(UNITS))
 
 -include $(shell test -d $(BUILD) && find $(BUILD) -name '*.d')
