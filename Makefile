@@ -170,7 +170,7 @@ lint: deps $(PBH)
 format: deps
 	@clang-format -i $(CH_FILES)
 format-check: deps
-	@clang-format --dry-run --Werror $(CH_FILES)
+	@! clang-format --dry-run --Werror $(CH_FILES) 2>&1 | grep -oE '^[^: ]+:[0-9]+' | sort -ut: -k1,1 | grep .
 top:
 	@awk '/^[a-z].*\(/ { name = $$0 } /^{/ { from = FNR } /^}/ && name { print FNR - from - 1, FILENAME ": " name; name = "" }' \
 		$(C_FILES) | sort -rn | head -10
