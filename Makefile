@@ -68,7 +68,7 @@ CLIENT_A := $(BUILD)/libkvpack.a
 CLIENT_SO := $(BUILD)/libkvpack.so.1
 SUPPORT_A := $(BUILD)/libsupport.a
 TEST_LIBS := $(SUPPORT_A) $(DAEMON_A) $(CLIENT_A) $(PROTO_A)
-MAINS := $(if $(wildcard daemon/main.c),$(BUILD)/kvpackd) $(if $(CTL_OBJ),$(BUILD)/kvpackctl)
+MAINS := $(if $(wildcard daemon/main.c),$(BUILD)/kvpackd) $(if $(shell grep -s '^int main' client/ctl*.c),$(BUILD)/kvpackctl)
 SYMFILE := $(wildcard client/libkvpack.sym)
 NVCC := $(if $(filter 0,$(CUDA)),,$(shell command -v nvcc 2>/dev/null))
 RUN_ENV := KVP_TOP=$(CURDIR) KVP_BIN=$(CURDIR)/$(BUILD)
@@ -124,6 +124,7 @@ $(BUILD)/kvpackd: $(BUILD)/daemon/main.o $(DAEMON_A) $(PROTO_A)
 $(BUILD)/kvpackctl: $(CTL_OBJ) $(CLIENT_A) $(PROTO_A)
 $(TEST_BIN): $(BUILD)/%: $(BUILD)/%.o $(TEST_LIBS)
 # With FUZZ=1 libFuzzer brings main(); otherwise a small main replays the corpus.
+$(BUILD)/tests/test_ctl_plan: $(BUILD)/client/ctl_plan.o
 $(FUZZ_BIN): $(if $(FUZZ),,$(BUILD)/tests/corpus_main.o)
 $(FUZZ_BIN): EXTRA := $(if $(FUZZ),-fsanitize=fuzzer)
 $(CRITERION_BIN): EXTRA := -lcriterion

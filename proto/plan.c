@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "proto/plan.h"
 
+#include <assert.h>
+
 #include "proto/util.h"
 
 /* ---- who owns what */
@@ -93,7 +95,10 @@ static uint64_t own_steps(const struct kvp_own *a, const struct kvp_own *b)
 
 static uint64_t own_period(const struct kvp_own *a, const struct kvp_own *b)
 {
-	return KVP_MAX(a->cycle, b->cycle) * own_steps(a, b);
+	uint64_t period = KVP_MAX(a->cycle, b->cycle) * own_steps(a, b);
+
+	assert(period); /* the sides were checked */
+	return period;
 }
 
 /* ---- what two ends own together */
