@@ -5,10 +5,10 @@
  * Control sessions to other daemons: dialling with back-off, the hello, frames, heartbeats, data
  * endpoints. Knows nothing of rooms: messages and news go up through a table. Loop thread only.
  *
- * A dialled peer is found by address and lives while someone holds it (get/put) or its session is up;
- * an accepted one lives as long as its connection. The own address gives the self peer: messages
- * sent to it come back through the same events in the next loop iteration, on its twin (the "accepted"
- * end), so that local rooms take the same path; it needs no listening port.
+ * A dialled peer is found by address and lives while someone holds it (get/put) or its session is
+ * up; an accepted one lives as long as its connection. The own address gives the self peer:
+ * messages sent to it come back through the same events in the next loop iteration, on its twin
+ * (the "accepted" end), so that local rooms take the same path; it needs no listening port.
  */
 
 #include <stdbool.h>
@@ -28,7 +28,8 @@ struct kvp_peer_events {
 	/* The session is up (hello done). A dialled peer that was lost comes up again with another
 	 * session number; what was sent on the old one is gone. */
 	void (*up)(void *arg, struct kvp_peer *peer);
-	/* The session is over or a dial failed; `status`, `why` say how. A held dialled peer retries. */
+	/* The session is over or a dial failed; `status`, `why` say how. A held dialled peer
+	 * retries. */
 	void (*down)(void *arg, struct kvp_peer *peer, Kvp__Status status, const char *why);
 	/* A validated message other than hello and heartbeat. */
 	void (*message)(void *arg, struct kvp_peer *peer, const Kvp__PeerMsg *msg);
@@ -37,9 +38,9 @@ struct kvp_peer_events {
 
 struct kvp_peers_config {
 	uv_loop_t *loop;
-	const struct kvp_config *config;  /* borrowed */
-	const uint8_t *incarnation;       /* [16] borrowed */
-	struct kvp_lane *const *lanes;    /* borrowed [n_lanes] */
+	const struct kvp_config *config; /* borrowed */
+	const uint8_t *incarnation;      /* [16] borrowed */
+	struct kvp_lane *const *lanes;   /* borrowed [n_lanes] */
 	uint32_t n_lanes;
 };
 
@@ -57,31 +58,34 @@ void kvp_peers_destroy(struct kvp_peers *peers);
 const char *kvp_peers_address(const struct kvp_peers *peers);
 bool kvp_peers_listening(const struct kvp_peers *peers);
 
-/* Finds or dials the peer behind an address; the caller holds it until put. NULL with a text in `err`
- * (malformed address, too many peers, not allowed by policy). */
-struct kvp_peer *kvp_peer_get(struct kvp_peers *peers, const char *address, char *err, size_t err_bytes);
+/* Finds or dials the peer behind an address; the caller holds it until put. NULL with a text in
+ * `err` (malformed address, too many peers, not allowed by policy). */
+struct kvp_peer *kvp_peer_get(struct kvp_peers *peers, const char *address, char *err,
+			      size_t err_bytes);
 void kvp_peer_put(struct kvp_peer *peer);
 
 bool kvp_peer_is_up(const struct kvp_peer *peer);
 bool kvp_peer_is_self(const struct kvp_peer *peer);
-uint64_t kvp_peer_session(const struct kvp_peer *peer); /* of the current session; never reused; 0: down */
-const char *kvp_peer_name(const struct kvp_peer *peer); /* "gpu-b (10.0.0.2:7470)" for texts */
-void *kvp_peer_data(const struct kvp_peer *peer);       /* the user's pointer */
+uint64_t
+kvp_peer_session(const struct kvp_peer *peer); /* of the current session; never reused; 0: down */
+const char *kvp_peer_name(const struct kvp_peer *peer);   /* "gpu-b (10.0.0.2:7470)" for texts */
+const char *kvp_peer_reason(const struct kvp_peer *peer); /* why it was lost last, "" at first */
+void *kvp_peer_data(const struct kvp_peer *peer);         /* the user's pointer */
 void kvp_peer_set_data(struct kvp_peer *peer, void *data);
 
-/* Queues a message on the session; -ENOTCONN when down, -ENOBUFS past the unsent limit (the session is
- * ended then). */
+/* Queues a message on the session; -ENOTCONN when down, -ENOBUFS past the unsent limit (the session
+ * is ended then). */
 int kvp_peer_send(struct kvp_peer *peer, const Kvp__PeerMsg *msg);
 /* Ends the session because the peer broke the protocol. */
 void kvp_peer_fail(struct kvp_peer *peer, Kvp__Status status, const char *why);
 
-/* The data endpoint from own lane `lane_idx` to the peer's lane with that transport address, made on
- * first use; returns its id for orders (0: failed, text in err). Self: 0 and OK (local mode). Ends with
- * the session. */
-int kvp_peer_endpoint(struct kvp_peer *peer, uint32_t lane_idx, uint32_t peer_lane, const void *addr,
-		      uint32_t addr_bytes, uint64_t *ep);
+/* The data endpoint from own lane `lane_idx` to the peer's lane with that transport address, made
+ * on first use; returns its id for orders (0: failed, text in err). Self: 0 and OK (local mode).
+ * Ends with the session. */
+int kvp_peer_endpoint(struct kvp_peer *peer, uint32_t lane_idx, uint32_t peer_lane,
+		      const void *addr, uint32_t addr_bytes, uint64_t *ep);
 
-/* A board of kind EP was taken from the loop's inbox. */
+/* A board of kind EP came out of the loop's inbox; this calls kvp_board_take(). */
 void kvp_peers_board(struct kvp_peers *peers, struct kvp_board *board);
 
 struct kvp_peer_view {

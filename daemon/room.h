@@ -94,7 +94,7 @@ void kvp_rooms_fail_all(struct kvp_rooms *rooms, uint32_t lane_idx, Kvp__Status 
 /* Refuses new expectations and opens from now on, with STOPPING. */
 void kvp_rooms_close(struct kvp_rooms *rooms);
 
-/* A board of kind RX or TX was taken from the loop's inbox. */
+/* A board of kind RX or TX came out of the loop's inbox; this calls kvp_board_take(). */
 void kvp_rooms_board(struct kvp_rooms *rooms, struct kvp_board *board);
 
 /* Takes the next room of the owner whose event is to be sent; NULL: none. After the event of a dead end

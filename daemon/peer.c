@@ -1,0 +1,461 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/peer.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <utlist.h>
+
+#include "daemon/peer_internal.h"
+
+#define PEER_BACKLOG 64
+
+uint64_t kvp_peer_now(void)
+{
+	struct timespec ts;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &ts); /* cannot fail for this clock */
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+/* ---- one peer -------------------------------------------------------------------------------- */
+
+void kvp_peer_set_state(struct kvp_peer *peer, enum kvp_peer_state state)
+{
+	peer->state = state;
+	peer->since_ns = kvp_peer_now();
+	if (state != KVP_PEER_BACKOFF)
+		peer->retry_at_ns = 0;
+}
+
+void kvp_peer_set_name(struct kvp_peer *peer, const char *node)
+{
+	(void)snprintf(peer->node, sizeof(peer->node), "%s", node); /* cut names are fine */
+	if (node[0])
+		(void)snprintf(peer->name, sizeof(peer->name), "%.48s (%.70s)", peer->node,
+			       peer->address);
+	else
+		(void)snprintf(peer->name, sizeof(peer->name), "%.120s", peer->address);
+}
+
+void kvp_peer_set_timer(struct kvp_peer *peer, uint64_t ns)
+{
+	/* Fails only on a closing handle, and then the peer is gone. */
+	(void)uv_timer_start(&peer->timer, kvp_peer_on_timer, KVP_DIV_UP(ns, 1000000u), 0);
+}
+
+bool kvp_peers_full(const struct kvp_peers *peers)
+{
+	return peers->n_peers >= peers->config->peer.max_sessions;
+}
+
+struct kvp_peer *kvp_peer_new(struct kvp_peers *peers, const char *address, bool outgoing)
+{
+	struct kvp_peer *peer = calloc(1, sizeof(*peer));
+
+	if (!peer)
+		return NULL;
+	if (uv_timer_init(peers->loop, &peer->timer) < 0) {
+		free(peer);
+		return NULL;
+	}
+	peers->n_handles++;
+	peers->n_peers++;
+	peer->peers = peers;
+	peer->timer.data = peer;
+	peer->outgoing = outgoing;
+	(void)snprintf(peer->address, sizeof(peer->address), "%s", address);
+	kvp_peer_set_name(peer, "");
+	kvp_peer_set_state(peer, KVP_PEER_CONNECTING);
+	DL_APPEND(peers->list, peer);
+	return peer;
+}
+
+static void peer_closed(uv_handle_t *handle)
+{
+	struct kvp_peer *peer = handle->data;
+
+	peer->peers->n_handles--;
+	free(peer);
+}
+
+void kvp_peer_destroy(struct kvp_peer *peer)
+{
+	struct kvp_peers *peers = peer->peers;
+
+	if (peer->dead)
+		return;
+	peer->dead = true;
+	kvp_peer_conn_close(peer->conn);
+	peer->conn = NULL;
+	kvp_peers_drop_looped(peers, peer);
+	if (peer->twin)
+		peer->twin->twin = NULL;
+	if (peers->self == peer)
+		peers->self = NULL;
+	if (!peer->self)
+		peers->n_peers--;
+	DL_DELETE(peers->list, peer);
+	uv_close((uv_handle_t *)&peer->timer, peer_closed);
+}
+
+struct kvp_peer *kvp_peer_get(struct kvp_peers *peers, const char *address, char *err,
+			      size_t err_bytes)
+{
+	char host[KVP_LIMIT_ADDRESS + 1], port[8];
+	struct sockaddr_storage addr;
+	struct kvp_peer *peer;
+
+	if (strcmp(address, peers->address) == 0) {
+		peer = kvp_peer_self_get(peers);
+		if (!peer)
+			(void)snprintf(err, err_bytes, "no memory for a peer");
+		return peer;
+	}
+	DL_FOREACH(peers->list, peer)
+	{
+		if (peer->outgoing && strcmp(peer->address, address) == 0) {
+			peer->holders++;
+			return peer;
+		}
+	}
+	if (kvp_peer_split(address, host, sizeof(host), port, sizeof(port)) < 0) {
+		(void)snprintf(err, err_bytes,
+			       "address \"%.100s\" is not host:port, nor this daemon's \"%.60s\"",
+			       address, peers->address);
+		return NULL;
+	}
+	if (kvp_peer_numeric(host, port, &addr) &&
+	    !kvp_peer_may_dial(peers, (const struct sockaddr *)&addr)) {
+		(void)snprintf(err, err_bytes,
+			       "address %.100s is beyond loopback, and peer.plaintext = loopback",
+			       address);
+		return NULL;
+	}
+	if (peers->stopping || kvp_peers_full(peers)) {
+		(void)snprintf(err, err_bytes, "peers: %u, limit peer.max_sessions %u",
+			       peers->n_peers, peers->config->peer.max_sessions);
+		return NULL;
+	}
+	peer = kvp_peer_new(peers, address, true);
+	if (!peer) {
+		(void)snprintf(err, err_bytes, "no memory for a peer");
+		return NULL;
+	}
+	peer->holders = 1;
+	kvp_peer_dial(peer);
+	return peer;
+}
+
+void kvp_peer_put(struct kvp_peer *peer)
+{
+	peer->holders--;
+	peer->idle_since_ns = kvp_peer_now();
+	if (peer->holders > 0 || peer->state == KVP_PEER_UP || peer->state == KVP_PEER_ENDING)
+		return; /* an idle session stays for a while; an end still has to be told */
+	kvp_peer_destroy(peer);
+}
+
+bool kvp_peer_is_up(const struct kvp_peer *peer)
+{
+	return peer->state == KVP_PEER_UP;
+}
+
+bool kvp_peer_is_self(const struct kvp_peer *peer)
+{
+	return peer->self;
+}
+
+uint64_t kvp_peer_session(const struct kvp_peer *peer)
+{
+	return peer->session;
+}
+
+const char *kvp_peer_name(const struct kvp_peer *peer)
+{
+	return peer->name;
+}
+
+const char *kvp_peer_reason(const struct kvp_peer *peer)
+{
+	return peer->reason;
+}
+
+void *kvp_peer_data(const struct kvp_peer *peer)
+{
+	return peer->data;
+}
+
+void kvp_peer_set_data(struct kvp_peer *peer, void *data)
+{
+	peer->data = data;
+}
+
+int kvp_peer_send(struct kvp_peer *peer, const Kvp__PeerMsg *msg)
+{
+	int n;
+
+	if (peer->state != KVP_PEER_UP)
+		return -ENOTCONN;
+	n = peer->self ? kvp_peer_self_send(peer, msg) : kvp_peer_conn_send(peer->conn, msg);
+	if (n == -EMSGSIZE || n == -EINVAL)
+		return n; /* the message's fault, not the session's */
+	if (n == -ENOBUFS)
+		kvp_peer_end(peer, KVP__STATUS__STATUS_PEER_LOST,
+			     "does not read: %u bytes unsent, limit %u",
+			     kvp_peer_conn_unsent(peer->conn), KVP_PEER_UNSENT_MAX);
+	else if (n < 0)
+		kvp_peer_end(peer, KVP__STATUS__STATUS_PEER_LOST, "cannot be written to: %s",
+			     uv_strerror(n));
+	if (n < 0)
+		return n;
+	peer->bytes_sent += (uint64_t)n;
+	peer->messages_sent++;
+	return 0;
+}
+
+void kvp_peer_fail(struct kvp_peer *peer, Kvp__Status status, const char *why)
+{
+	kvp_peer_end(peer, status, "%s", why);
+}
+
+/* ---- all of them ----------------------------------------------------------------------------- */
+
+static void handle_closed(uv_handle_t *handle)
+{
+	struct kvp_peers *peers = handle->data;
+
+	peers->n_handles--;
+}
+
+static void on_connection(uv_stream_t *listener, int status)
+{
+	if (status == 0)
+		kvp_peer_accept(listener->data);
+}
+
+/* What others are told: node.advertise, else the bound address; the port is the real one. */
+static int set_address(struct kvp_peers *peers, char *err, size_t err_bytes)
+{
+	const struct kvp_config *config = peers->config;
+	struct sockaddr_storage addr = { 0 };
+	int addr_bytes = sizeof(addr);
+	char bound[64], host[KVP_LIMIT_ADDRESS + 1], port[8], real[KVP_LIMIT_ADDRESS + 1],
+		real_port[8];
+	const char *given = config->node.advertise;
+	int r = uv_tcp_getsockname(&peers->listener, (struct sockaddr *)&addr, &addr_bytes);
+
+	if (r < 0) {
+		(void)snprintf(err, err_bytes, "peer.listen: %s", uv_strerror(r));
+		return r;
+	}
+	kvp_peer_print_addr((const struct sockaddr *)&addr, bound, sizeof(bound));
+	if (kvp_peer_split(bound, real, sizeof(real), real_port, sizeof(real_port)) < 0)
+		return -EINVAL;
+	if (given[0]) {
+		if (kvp_peer_split(given, host, sizeof(host), port, sizeof(port)) < 0) {
+			(void)snprintf(err, err_bytes, "node.advertise \"%s\" is not host:port",
+				       given);
+			return -EINVAL;
+		}
+		(void)snprintf(peers->address, sizeof(peers->address),
+			       strchr(host, ':') ? "[%.200s]:%s" : "%.200s:%s", host,
+			       strtoul(port, NULL, 10) ? port : real_port);
+	} else if (strcmp(real, "0.0.0.0") == 0 || strcmp(real, "::") == 0) {
+		(void)snprintf(peers->address, sizeof(peers->address), "%.200s:%s",
+			       config->node.name, real_port);
+	} else {
+		(void)snprintf(peers->address, sizeof(peers->address), "%s", bound);
+	}
+	return 0;
+}
+
+static int start_listening(struct kvp_peers *peers, char *err, size_t err_bytes)
+{
+	const char *listen = peers->config->peer.listen;
+	char host[KVP_LIMIT_ADDRESS + 1], port[8];
+	struct sockaddr_storage addr;
+	int r;
+
+	if (kvp_peer_split(listen, host, sizeof(host), port, sizeof(port)) < 0 ||
+	    !kvp_peer_numeric(host, port, &addr)) {
+		(void)snprintf(err, err_bytes, "peer.listen \"%s\" is no numeric address:port",
+			       listen);
+		return -EINVAL;
+	}
+	r = uv_tcp_init(peers->loop, &peers->listener);
+	if (r == 0) {
+		peers->n_handles++;
+		peers->listening = true;
+		peers->listener.data = peers;
+		r = uv_tcp_bind(&peers->listener, (const struct sockaddr *)&addr, 0);
+	}
+	if (r == 0)
+		r = uv_listen((uv_stream_t *)&peers->listener, PEER_BACKLOG, on_connection);
+	if (r < 0) {
+		(void)snprintf(err, err_bytes, "peer.listen %s: %s", listen, uv_strerror(r));
+		return r;
+	}
+	return set_address(peers, err, err_bytes);
+}
+
+static int peers_setup(struct kvp_peers *peers, char *err, size_t err_bytes)
+{
+	int r = kvp_peer_parse_allow(peers, peers->config->peer.allow, err, err_bytes);
+
+	if (r < 0)
+		return r;
+	if (peers->config->peer.listen[0])
+		return start_listening(peers, err, err_bytes);
+	(void)snprintf(peers->address, sizeof(peers->address),
+		       "self:%02x%02x%02x%02x%02x%02x%02x%02x", peers->incarnation[0],
+		       peers->incarnation[1], peers->incarnation[2], peers->incarnation[3],
+		       peers->incarnation[4], peers->incarnation[5], peers->incarnation[6],
+		       peers->incarnation[7]);
+	return 0;
+}
+
+int kvp_peers_create(struct kvp_peers **out, const struct kvp_peers_config *config, char *err,
+		     size_t err_bytes)
+{
+	struct kvp_peers *peers = calloc(1, sizeof(*peers));
+	int r;
+
+	(void)snprintf(err, err_bytes, "no memory for peers");
+	if (!peers)
+		return -ENOMEM;
+	peers->loop = config->loop;
+	peers->config = config->config;
+	peers->incarnation = config->incarnation;
+	peers->lanes = config->lanes;
+	peers->n_lanes = config->n_lanes;
+	peers->looped_tail = &peers->looped;
+	peers->log_limit = (struct kvp_log_limit)KVP_LOG_LIMIT(20, 10);
+	r = uv_idle_init(config->loop, &peers->idle);
+	if (r < 0) {
+		free(peers);
+		return r;
+	}
+	peers->idle.data = peers;
+	peers->n_handles++;
+	r = peers_setup(peers, err, err_bytes);
+	if (r < 0) {
+		kvp_peers_stop(peers);
+		while (!kvp_peers_idle(peers))
+			(void)uv_run(peers->loop, UV_RUN_ONCE); /* only our closes are due */
+		kvp_peers_destroy(peers);
+		return r;
+	}
+	*out = peers;
+	return 0;
+}
+
+void kvp_peers_set_events(struct kvp_peers *peers, const struct kvp_peer_events *events, void *arg)
+{
+	peers->events = *events;
+	peers->events_arg = arg;
+}
+
+void kvp_peers_stop(struct kvp_peers *peers)
+{
+	struct kvp_peer *peer, *tmp;
+
+	if (peers->stopping)
+		return;
+	peers->stopping = true;
+	if (peers->listening)
+		uv_close((uv_handle_t *)&peers->listener, handle_closed);
+	peers->listening = false;
+	DL_FOREACH_SAFE(peers->list, peer, tmp)
+	{
+		if (peer->state == KVP_PEER_BACKOFF)
+			kvp_peer_destroy(peer);
+		else
+			kvp_peer_end(peer, KVP__STATUS__STATUS_STOPPING,
+				     "is let go: this daemon stops");
+	}
+	uv_close((uv_handle_t *)&peers->idle, handle_closed);
+}
+
+bool kvp_peers_idle(const struct kvp_peers *peers)
+{
+	return peers->stopping && !peers->list && !peers->eps && peers->n_handles == 0;
+}
+
+void kvp_peers_destroy(struct kvp_peers *peers)
+{
+	if (!peers)
+		return;
+	while (peers->looped) {
+		struct kvp_peer_looped *looped = peers->looped;
+
+		peers->looped = looped->next;
+		kvp_peer_free(looped->msg);
+		free(looped);
+	}
+	free(peers->allow);
+	free(peers);
+}
+
+const char *kvp_peers_address(const struct kvp_peers *peers)
+{
+	return peers->address;
+}
+
+bool kvp_peers_listening(const struct kvp_peers *peers)
+{
+	return peers->listening;
+}
+
+static const char *state_name(const struct kvp_peer *peer)
+{
+	static const char *const names[] = {
+		[KVP_PEER_CONNECTING] = "connecting",
+		[KVP_PEER_HELLO] = "hello",
+		[KVP_PEER_UP] = "up",
+		[KVP_PEER_ENDING] = "closing",
+		[KVP_PEER_BACKOFF] = "backing off",
+	};
+
+	return names[peer->state];
+}
+
+static void view_fill(const struct kvp_peer *peer, struct kvp_peer_view *view)
+{
+	*view = (struct kvp_peer_view){
+		.outgoing = peer->outgoing,
+		.self = peer->self,
+		.up = peer->state == KVP_PEER_UP,
+		.state = state_name(peer),
+		.since_ns = peer->since_ns,
+		.last_heard_ns = peer->last_heard_ns,
+		.retry_at_ns = peer->retry_at_ns,
+		.bytes_sent = peer->bytes_sent,
+		.bytes_recv = peer->bytes_recv,
+		.messages_sent = peer->messages_sent,
+		.messages_recv = peer->messages_recv,
+		.reconnects = peer->reconnects,
+		.holders = peer->holders,
+		.endpoints = peer->endpoints,
+		.unsent_bytes = peer->conn ? kvp_peer_conn_unsent(peer->conn) : 0,
+	};
+	(void)snprintf(view->address, sizeof(view->address), "%.63s", peer->address);
+	(void)snprintf(view->node, sizeof(view->node), "%.63s", peer->node);
+	(void)snprintf(view->reason, sizeof(view->reason), "%s", peer->reason);
+	memcpy(view->incarnation, peer->incarnation, sizeof(view->incarnation));
+}
+
+void kvp_peers_each(struct kvp_peers *peers, kvp_peer_view_fn *fn, void *arg)
+{
+	struct kvp_peer_view view;
+	struct kvp_peer *peer;
+
+	DL_FOREACH(peers->list, peer)
+	{
+		view_fill(peer, &view);
+		if (!fn(arg, &view))
+			return;
+	}
+}
