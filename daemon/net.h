@@ -102,3 +102,6 @@ struct kvp_net_ops {
 };
 
 extern const struct kvp_net_ops kvp_net_ucx;
+
+/* The version of the UCX library in use, such as "1.13.1". Any thread. */
+const char *kvp_net_ucx_version(void);

@@ -151,3 +151,8 @@ int kvp_ucx_context_create(struct kvp_net *net, const struct kvp_net_config *con
 	ucp_config_release(ucp);
 	return r;
 }
+
+const char *kvp_net_ucx_version(void)
+{
+	return ucp_get_version_string();
+}

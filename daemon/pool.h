@@ -48,9 +48,10 @@ struct kvp_pool {
 	uint64_t pages_held;
 	uint8_t *maps[KVP_POOL_FDS]; /* owned mappings */
 	uint64_t map_bytes[KVP_POOL_FDS];
-	uint64_t bytes;               /* of all entries */
-	uint32_t n_users;             /* rooms (either end) that are not quiet and released */
-	struct kvp_pool *prev, *next; /* list of all pools (utlist) */
+	uint64_t bytes;                /* of all entries */
+	uint32_t n_users;              /* rooms (either end) that are not quiet and released */
+	struct kvp_pool *prev, *next;  /* list of all pools (utlist) */
+	struct kvp_pool *session_next; /* list of its session's pools */
 	/* Runs once when ENDING has ended (unmapped); the pool may be freed or paused then. */
 	void (*ended)(struct kvp_pool *pool, void *arg);
 	void *ended_arg;

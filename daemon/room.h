@@ -123,6 +123,7 @@ struct kvp_room_leg_view {
 /* One end, live or ended; ended ones are kept as such copies (limits.history of them). */
 struct kvp_room_view {
 	uint64_t room, session;
+	uint32_t uid; /* of the client: others do not see whose label it is */
 	bool is_dest;
 	uint32_t index;         /* dest or sender number */
 	char label[64], client[64];

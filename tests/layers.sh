@@ -6,7 +6,7 @@
 #
 # Ranks of daemon/, lowest first; files on one line may include each other. A name with * is a prefix.
 ranks="
-log inbox config board
+log inbox config board notify
 net ring copy
 net_ucx* rx tx
 lane

@@ -103,8 +103,10 @@ Test(ctl_plan, vectors)
 	char *text, *at, *line;
 	int n = 0;
 
-	if (!file)
+	if (!file) {
+		cr_log_warn("no planner vectors here: set KVP_VECTORS to their folder");
 		return;
+	}
 	text = slurp(file);
 	(void)fclose(file); /* only read */
 	o = run_text("--json", text, strlen(text));

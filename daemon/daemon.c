@@ -1,0 +1,495 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/daemon.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include <utlist.h>
+
+#include "daemon/core.h"
+#include "daemon/log.h"
+#include "daemon/net.h"
+#include "daemon/notify.h"
+#include "daemon/server.h"
+#include "proto/util.h"
+
+#define MS UINT64_C(1000000)
+#define STOP_TICK_MS 10
+/* Clients get so long to read how their rooms ended. */
+#define STOP_READ_NS (2000 * MS)
+/* Past all of it something hangs, most likely a lane in a foreign call. */
+#define STOP_HANG_NS (10000 * MS)
+
+enum stop_state {
+	STOP_NOT,      /* ends by a signal */
+	STOP_DRAINING, /* ends when no room moves, or by stop.drain */
+	STOP_FAILING,  /* ends when clients have read, or by STOP_READ_NS */
+	STOP_CLOSING,  /* ends when sessions, rooms, pools and fences are gone */
+	STOP_PEERS,    /* ends when all peer sessions are closed */
+	STOP_HANDLES,  /* ends when the loop has closed the last handles */
+};
+
+/* What the watchdog saw of a lane. */
+struct watch {
+	uint64_t turns, since_ns;
+	bool probed; /* woken since: a sleeping lane has no reason not to turn */
+	bool stuck;
+};
+
+struct kvp_daemon {
+	struct kvp_core core;
+	uv_loop_t loop;
+	struct kvp_inbox inbox; /* boards from the lanes */
+	uv_async_t wake;
+	uv_signal_t sigterm, sigint, sighup;
+	uv_timer_t watchdog; /* runs while a lane may have work */
+	uv_timer_t stop_timer;
+	struct watch watches[KVP_CORE_LANES];
+	enum stop_state stop;
+	uint64_t stop_deadline_ns, hang_deadline_ns;
+	int exit_status;
+};
+
+/* ---- boards */
+
+static void dispatch(struct kvp_daemon *daemon, struct kvp_board *board)
+{
+	switch ((enum kvp_board_kind)board->kind) {
+	case KVP_BOARD_POOL:
+		kvp_pool_board(board);
+		return;
+	case KVP_BOARD_FENCE:
+		kvp_fence_board(board);
+		return;
+	case KVP_BOARD_EP:
+		kvp_peers_board(daemon->core.peers, board);
+		return;
+	case KVP_BOARD_RX:
+	case KVP_BOARD_TX:
+		kvp_rooms_board(daemon->core.rooms, board);
+		return;
+	}
+	assert(!"unknown kind of board");
+}
+
+static void on_wake(uv_async_t *async)
+{
+	struct kvp_daemon *daemon = async->data;
+	struct kvp_node *node = kvp_inbox_take(&daemon->inbox);
+
+	while (node) {
+		/* A board may be posted again, or freed, as soon as it is looked at. */
+		struct kvp_node *next = node->next;
+
+		dispatch(daemon, KVP_CONTAINER_OF(node, struct kvp_board, node));
+		node = next;
+	}
+}
+
+static void wake(void *arg)
+{
+	(void)uv_async_send(arg); /* cannot fail */
+}
+
+/* ---- watchdog */
+
+static bool may_have_work(const struct kvp_daemon *daemon)
+{
+	const struct kvp_pool *pool;
+
+	if (kvp_rooms_count(daemon->core.rooms) > 0)
+		return true;
+	DL_FOREACH(daemon->core.pools.first, pool)
+	{
+		if (pool->state == KVP_POOL_ENDING)
+			return true;
+	}
+	return false;
+}
+
+/* An order that means nothing, but makes a sleeping lane turn. */
+static void probe(struct kvp_lane *lane)
+{
+	struct kvp_order_id *order = calloc(1, sizeof(*order));
+
+	if (!order)
+		return;                          /* the next tick tries again */
+	order->order.type = KVP_ORDER_FENCE_END; /* of no fence: ids begin at 1 */
+	kvp_lane_order(lane, &order->order);
+}
+
+static void fail_stuck(struct kvp_daemon *daemon, uint32_t i, const struct kvp_lane_status *status,
+		       uint64_t now_ns)
+{
+	char why[KVP_BOARD_TEXT];
+
+	daemon->watches[i].stuck = true;
+	daemon->core.lanes_stuck++;
+	(void)snprintf(why, sizeof(why), "lane %s made no turn for %llu ms, in %s",
+		       daemon->core.lane_names[i],
+		       (unsigned long long)((now_ns - daemon->watches[i].since_ns) / MS),
+		       status->call ? status->call : "its own code");
+	kvp_log(KVP_LOG_ERR, "%s: its rooms fail", why);
+	kvp_rooms_fail_all(daemon->core.rooms, i, KVP__STATUS__STATUS_LANE_STUCK, why);
+}
+
+static void watch_lane(struct kvp_daemon *daemon, uint32_t i, uint64_t now_ns)
+{
+	struct watch *watch = &daemon->watches[i];
+	static struct kvp_lane_status status; /* large; loop thread only */
+
+	kvp_lane_status_read(daemon->core.lanes[i], &status);
+	if (status.turns != watch->turns) {
+		if (watch->stuck)
+			kvp_log(KVP_LOG_NOTICE, "lane %s turns again", daemon->core.lane_names[i]);
+		*watch = (struct watch){ .turns = status.turns, .since_ns = now_ns };
+	} else if (!watch->probed) {
+		probe(daemon->core.lanes[i]);
+		watch->probed = true;
+		watch->since_ns = now_ns;
+	} else if (!watch->stuck &&
+		   now_ns - watch->since_ns >= daemon->core.config->lane.stuck_after_ns) {
+		fail_stuck(daemon, i, &status, now_ns);
+	}
+}
+
+static void on_watchdog(uv_timer_t *timer)
+{
+	struct kvp_daemon *daemon = timer->data;
+
+	for (uint32_t i = 0; i < daemon->core.n_lanes; i++)
+		watch_lane(daemon, i, kvp_core_now_ns());
+	if (!may_have_work(daemon))
+		(void)uv_timer_stop(timer); /* an idle daemon does not wake up */
+}
+
+static void on_touched(struct kvp_core *core)
+{
+	struct kvp_daemon *daemon = core->touched_arg;
+	uint64_t period = KVP_MAX(core->config->lane.stuck_after_ns / MS / 2, (uint64_t)10);
+
+	if (uv_is_active((uv_handle_t *)&daemon->watchdog) || daemon->stop >= STOP_PEERS ||
+	    !may_have_work(daemon))
+		return;
+	for (uint32_t i = 0; i < core->n_lanes; i++)
+		daemon->watches[i].probed = false;
+	(void)uv_timer_start(&daemon->watchdog, on_watchdog, period, period);
+}
+
+/* ---- stop */
+
+static void stop_enter(struct kvp_daemon *daemon, enum stop_state state, uint64_t wait_ns)
+{
+	daemon->stop = state;
+	daemon->stop_deadline_ns = kvp_core_now_ns() + wait_ns;
+}
+
+static void close_handle(uv_handle_t *handle)
+{
+	if (handle->loop && !uv_is_closing(handle))
+		uv_close(handle, NULL);
+}
+
+/* Each lane takes a moment to close its transport; nobody is left to wait for the loop. */
+static void stop_last(struct kvp_daemon *daemon)
+{
+	struct kvp_core *core = &daemon->core;
+
+	kvp_rooms_destroy(core->rooms);
+	kvp_peers_destroy(core->peers);
+	kvp_server_destroy(core->server);
+	for (uint32_t i = 0; i < core->n_lanes; i++)
+		kvp_lane_stop(core->lanes[i]);
+	(void)kvp_inbox_take(&daemon->inbox); /* nothing is left that a board could belong to */
+	kvp_inbox_fini(&daemon->inbox);
+	close_handle((uv_handle_t *)&daemon->wake);
+	close_handle((uv_handle_t *)&daemon->sigterm);
+	close_handle((uv_handle_t *)&daemon->sigint);
+	close_handle((uv_handle_t *)&daemon->sighup);
+	close_handle((uv_handle_t *)&daemon->watchdog);
+	close_handle((uv_handle_t *)&daemon->stop_timer);
+	daemon->stop = STOP_HANDLES;
+}
+
+static void check_hang(const struct kvp_daemon *daemon)
+{
+	const struct kvp_core *core = &daemon->core;
+
+	if (kvp_core_now_ns() < daemon->hang_deadline_ns)
+		return;
+	kvp_log(KVP_LOG_ERR,
+		"stop: %u rooms, %u pools and %u fences are still in use by a lane: leaving anyway",
+		core->rooms ? kvp_rooms_count(core->rooms) : 0, core->pools.n, core->fences.n);
+	_exit(1); /* what an orderly way out would wait for does not come */
+}
+
+/* Events that no client has read yet. */
+static bool clients_have_read(const struct kvp_daemon *daemon)
+{
+	const struct kvp_session *session;
+
+	DL_FOREACH(daemon->core.server->sessions, session)
+	{
+		if (session->n_replies > 0 || session->owner.dirty || session->owner.n_rooms > 0)
+			return false;
+	}
+	return true;
+}
+
+static bool all_quiet(const struct kvp_core *core)
+{
+	return (!core->rooms || kvp_rooms_count(core->rooms) == 0) && core->pools.n == 0 &&
+	       core->fences.n == 0 && (!core->server || kvp_server_idle(core->server));
+}
+
+static void stop_step(struct kvp_daemon *daemon)
+{
+	struct kvp_core *core = &daemon->core;
+	bool late = kvp_core_now_ns() >= daemon->stop_deadline_ns;
+
+	switch (daemon->stop) {
+	case STOP_DRAINING:
+		if (core->rooms && kvp_rooms_moving(core->rooms) > 0 && !late)
+			return;
+		if (core->rooms)
+			kvp_rooms_fail_all(core->rooms, UINT32_MAX, KVP__STATUS__STATUS_STOPPING,
+					   "the daemon shuts down");
+		stop_enter(daemon, STOP_FAILING, STOP_READ_NS);
+		return;
+	case STOP_FAILING:
+		if (core->server && !clients_have_read(daemon) && !late)
+			return;
+		if (core->server)
+			kvp_server_end_sessions(core->server, "the daemon shuts down");
+		stop_enter(daemon, STOP_CLOSING, 0);
+		return;
+	case STOP_CLOSING:
+		if (!all_quiet(core))
+			return check_hang(daemon);
+		if (core->peers)
+			kvp_peers_stop(core->peers);
+		stop_enter(daemon, STOP_PEERS, 0);
+		return;
+	case STOP_PEERS:
+		if (core->peers && !kvp_peers_idle(core->peers))
+			return check_hang(daemon);
+		stop_last(daemon);
+		return;
+	case STOP_NOT:
+	case STOP_HANDLES:
+		return;
+	}
+}
+
+static void on_stop_timer(uv_timer_t *timer)
+{
+	stop_step(timer->data);
+}
+
+static void begin_stop(struct kvp_daemon *daemon, uint64_t drain_ns)
+{
+	struct kvp_core *core = &daemon->core;
+
+	core->stopping = true;
+	(void)kvp_notify("STOPPING=1"); /* its manager finds out anyway */
+	if (core->server)
+		kvp_server_close(core->server);
+	if (core->rooms)
+		kvp_rooms_close(core->rooms);
+	daemon->hang_deadline_ns =
+		kvp_core_now_ns() + drain_ns + core->config->timers.drain_ns + STOP_HANG_NS;
+	stop_enter(daemon, STOP_DRAINING, drain_ns);
+	(void)uv_timer_start(&daemon->stop_timer, on_stop_timer, 0, STOP_TICK_MS);
+}
+
+static void on_signal(uv_signal_t *handle, int signum)
+{
+	struct kvp_daemon *daemon = handle->data;
+
+	if (signum == SIGHUP) {
+		kvp_log(KVP_LOG_NOTICE, "SIGHUP: ignored: the configuration is read at start only");
+		return;
+	}
+	if (daemon->stop == STOP_NOT) {
+		kvp_log(KVP_LOG_NOTICE, "signal %d: stopping, %u rooms in motion", signum,
+			kvp_rooms_moving(daemon->core.rooms));
+		begin_stop(daemon, daemon->core.config->stop.drain_ns);
+		return;
+	}
+	kvp_log(KVP_LOG_NOTICE, "signal %d again: stopping at once", signum);
+	daemon->stop_deadline_ns = 0;
+	if (daemon->stop == STOP_DRAINING) {
+		stop_step(daemon);
+		daemon->stop_deadline_ns = 0; /* nor is there time to read */
+	}
+}
+
+/* ---- start */
+
+static int start_lane(struct kvp_daemon *daemon, char *err, size_t err_bytes)
+{
+	struct kvp_core *core = &daemon->core;
+	const struct kvp_config *config = core->config;
+	const struct kvp_lane_config lane = {
+		.name = "host",
+		.slots = config->host.slots,
+		.slot_bytes = config->host.slot_bytes,
+		.spin_ns = config->lane.spin_ns,
+		.pack = config->lane.pack,
+		.wants_per_session = config->limits.max_wants,
+		/* Whoever reaches a transport's port can write here: none without peers. */
+		.net = config->peer.listen[0] ? &kvp_net_ucx : NULL,
+		.interface = config->ucx.interface,
+		.port_lo = config->ucx.port_lo,
+		.port_hi = config->ucx.port_hi,
+		.loop = &daemon->inbox,
+	};
+	int r = kvp_lane_start(&core->lanes[0], &lane, err, err_bytes);
+
+	if (r < 0)
+		return r;
+	core->lane_names[0] = lane.name;
+	core->n_lanes = 1;
+	core->pools = (struct kvp_pools){ .config = config,
+					  .lanes = core->lanes,
+					  .n_lanes = core->n_lanes };
+	core->fences.lane = core->lanes[0];
+	return 0;
+}
+
+static int start_tables(struct kvp_daemon *daemon, char *err, size_t err_bytes)
+{
+	struct kvp_core *core = &daemon->core;
+	const struct kvp_peers_config peers = {
+		.loop = &daemon->loop,
+		.config = core->config,
+		.incarnation = core->incarnation,
+		.lanes = core->lanes,
+		.n_lanes = core->n_lanes,
+	};
+	struct kvp_rooms_config rooms = {
+		.loop = &daemon->loop,
+		.config = core->config,
+		.lanes = core->lanes,
+		.n_lanes = core->n_lanes,
+	};
+	int r = kvp_peers_create(&core->peers, &peers, err, err_bytes);
+
+	if (r < 0)
+		return r;
+	rooms.peers = core->peers;
+	r = kvp_rooms_create(&core->rooms, &rooms);
+	if (r < 0) {
+		(void)snprintf(err, err_bytes, "rooms: %s", strerror(-r)); /* fits */
+		return r;
+	}
+	return kvp_server_create(&core->server, core, err, err_bytes);
+}
+
+static void start_signal(struct kvp_daemon *daemon, uv_signal_t *handle, int signum)
+{
+	int r = uv_signal_init(&daemon->loop, handle);
+
+	assert(r == 0); /* fails only if the loop's pipe cannot be made: at start, once */
+	handle->data = daemon;
+	r = uv_signal_start(handle, on_signal, signum);
+	assert(r == 0); /* a valid signal */
+	(void)r;
+}
+
+static void start_handles(struct kvp_daemon *daemon)
+{
+	/* None of these can fail with a fresh loop, short of a process without descriptors. */
+	int r = uv_async_init(&daemon->loop, &daemon->wake, on_wake);
+
+	assert(r == 0);
+	(void)r;
+	daemon->wake.data = daemon;
+	(void)uv_timer_init(&daemon->loop, &daemon->watchdog);
+	(void)uv_timer_init(&daemon->loop, &daemon->stop_timer);
+	daemon->watchdog.data = daemon->stop_timer.data = daemon;
+	start_signal(daemon, &daemon->sigterm, SIGTERM);
+	start_signal(daemon, &daemon->sigint, SIGINT);
+	start_signal(daemon, &daemon->sighup, SIGHUP);
+}
+
+static int start(struct kvp_daemon *daemon)
+{
+	struct kvp_core *core = &daemon->core;
+	char err[256] = "";
+	int r = start_lane(daemon, err, sizeof(err));
+
+	if (r == 0)
+		r = start_tables(daemon, err, sizeof(err));
+	if (r < 0) {
+		kvp_log(KVP_LOG_ERR, "start: %s", err);
+		return r;
+	}
+	kvp_log(KVP_LOG_NOTICE, "kvpackd %s: node %s serves %s, peers %s", KVP_VERSION,
+		core->config->node.name, core->config->client.socket,
+		kvp_peers_listening(core->peers) ? kvp_peers_address(core->peers) : "none");
+	r = kvp_notify("READY=1");
+	if (r < 0)
+		kvp_log(KVP_LOG_WARNING, "NOTIFY_SOCKET: %s", strerror(-r));
+	return 0;
+}
+
+static int init(struct kvp_daemon *daemon, const struct kvp_config *config, const char *path)
+{
+	struct kvp_core *core = &daemon->core;
+	int r = uv_loop_init(&daemon->loop);
+
+	if (r < 0) {
+		kvp_log(KVP_LOG_ERR, "start: event loop: %s", uv_strerror(r));
+		return r;
+	}
+	core->loop = &daemon->loop;
+	core->config = config;
+	core->config_path = path ? path : "";
+	core->started_ns = kvp_core_now_ns();
+	core->touched = on_touched;
+	core->touched_arg = daemon;
+	/* Up to 256 bytes cannot fail once the kernel has its entropy, which it waits for. */
+	if (getrandom(core->incarnation, sizeof(core->incarnation), 0) < 0)
+		assert(!"getrandom");
+	core->pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0); /* -1: clients do without */
+	kvp_inbox_init(&daemon->inbox, wake, &daemon->wake);
+	start_handles(daemon);
+	return 0;
+}
+
+int kvp_daemon_run(const struct kvp_config *config, const char *config_path)
+{
+	KVP_CLEANUP(kvp_freep) struct kvp_daemon *daemon = calloc(1, sizeof(*daemon));
+	int r;
+
+	if (!daemon) {
+		kvp_log(KVP_LOG_ERR, "start: no memory");
+		return 1;
+	}
+	/* A client or a log that has gone away is an error code, not the end. */
+	(void)signal(SIGPIPE, SIG_IGN);
+	if (init(daemon, config, config_path) < 0)
+		return 1;
+	if (start(daemon) < 0) {
+		daemon->exit_status = 1;
+		begin_stop(daemon, 0);
+	}
+	(void)uv_run(&daemon->loop, UV_RUN_DEFAULT); /* returns when all handles are closed */
+	r = uv_loop_close(&daemon->loop);
+	assert(r == 0); /* every handle was closed */
+	(void)r;
+	if (daemon->core.pidfd >= 0)
+		(void)close(daemon->core.pidfd);
+	if (daemon->exit_status == 0)
+		kvp_log(KVP_LOG_NOTICE, "stopped");
+	return daemon->exit_status;
+}

@@ -1,0 +1,508 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/inspect.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <utlist.h>
+
+#include "daemon/memfd.h"
+#include "daemon/net.h"
+#include "daemon/server.h"
+#include "proto/limits.h"
+#include "proto/msg.h"
+#include "proto/util.h"
+
+#define MS UINT64_C(1000000)
+
+/* ---- what the parts share */
+
+void kvp_inspect_num(cJSON *object, const char *name, uint64_t value)
+{
+	(void)cJSON_AddNumberToObject(object, name, (double)value); /* NULL: no memory, see below */
+}
+
+void kvp_inspect_age(const struct kvp_inspect *ask, cJSON *object, const char *name,
+		     uint64_t since_ns)
+{
+	uint64_t age_ms = since_ns && ask->now_ns > since_ns ? (ask->now_ns - since_ns) / MS : 0;
+
+	if (since_ns)
+		(void)cJSON_AddNumberToObject(object, name, (double)age_ms / 1000.0);
+	else
+		(void)cJSON_AddNullToObject(object, name);
+}
+
+void kvp_inspect_hex(cJSON *object, const char *name, uint64_t value)
+{
+	char text[24];
+
+	(void)snprintf(text, sizeof(text), "0x%" PRIx64, value); /* fits */
+	(void)cJSON_AddStringToObject(object, name, text);
+}
+
+static void add_bytes(cJSON *object, const char *name, const uint8_t *bytes, size_t n)
+{
+	char text[2 * KVP_INCARNATION_BYTES + 1] = "";
+
+	for (size_t i = 0; i < n && i < KVP_INCARNATION_BYTES; i++)
+		(void)snprintf(text + 2 * i, 3, "%02x", bytes[i]); /* fits */
+	(void)cJSON_AddStringToObject(object, name, text);
+}
+
+static void add_features(cJSON *object)
+{
+	cJSON *list = cJSON_AddArrayToObject(object, "features");
+
+#ifdef KVP_TEST
+	(void)cJSON_AddItemToArray(list, cJSON_CreateString("test_hold"));
+#endif
+	(void)list;
+}
+
+/* ---- status */
+
+static void add_limit(cJSON *list, const char *name, uint64_t used, uint64_t max, uint64_t refused)
+{
+	cJSON *limit = cJSON_CreateObject();
+
+	(void)cJSON_AddStringToObject(limit, "name", name);
+	kvp_inspect_num(limit, "used", used);
+	kvp_inspect_num(limit, "max", max);
+	kvp_inspect_num(limit, "refused", refused);
+	(void)cJSON_AddItemToArray(list, limit);
+}
+
+static void add_limits(const struct kvp_core *core, cJSON *status,
+		       const struct kvp_rooms_stats *rooms)
+{
+	cJSON *list = cJSON_AddArrayToObject(status, "limits");
+	const struct kvp_config *config = core->config;
+
+	add_limit(list, "client.max_sessions", core->server->n_sessions,
+		  config->client.max_sessions, core->server->refused_limit);
+	add_limit(list, "limits.max_pools", core->pools.n, config->limits.max_pools,
+		  core->pools.refused);
+	add_limit(list, "limits.max_rooms", (uint64_t)rooms->dests + rooms->sends,
+		  config->limits.max_rooms, rooms->refused_limit);
+	add_limit(list, "limits.max_parked_offers", rooms->parked_offers, rooms->parked_offers_max,
+		  0);
+}
+
+struct slow_path {
+	const char *name;
+	uint64_t count;
+	const char *reason;
+};
+
+static void add_slow_paths(const struct kvp_inspect *ask, cJSON *status,
+			   const struct kvp_lane_status *lane)
+{
+	const struct kvp_core *core = ask->core;
+	cJSON *list = cJSON_AddArrayToObject(status, "slow_paths");
+	const struct slow_path paths[] = {
+		{ "raw_rows", lane->raw_rows, "rows sent one by one: lane.pack is off" },
+		{ "repacked", lane->repacked,
+		  "pieces packed again: grants of destinations with the same rows came too far "
+		  "apart" },
+		{ "slot_waits", lane->slot_waits, "pieces that waited for a slot: host.slots" },
+		{ "want_refused", lane->want_refused, "wants beyond limits.max_wants" },
+		{ "accept_pauses", core->server->accept_pauses,
+		  "no file descriptor for a new client: raise LimitNOFILE" },
+		{ "stalls", core->server->stalls,
+		  "clients ended that did not read (client.stall)" },
+		{ "lanes_stuck", core->lanes_stuck, "lanes without a turn for lane.stuck_after" },
+	};
+
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(paths); i++) {
+		cJSON *path;
+
+		if (paths[i].count == 0)
+			continue;
+		path = cJSON_CreateObject();
+		(void)cJSON_AddStringToObject(path, "name", paths[i].name);
+		kvp_inspect_num(path, "count", paths[i].count);
+		(void)cJSON_AddStringToObject(path, "reason", paths[i].reason);
+		(void)cJSON_AddItemToArray(list, path);
+	}
+}
+
+static void add_counters(const struct kvp_core *core, cJSON *status,
+			 const struct kvp_rooms_stats *rooms, const struct kvp_lane_status *lane)
+{
+	cJSON *counters = cJSON_AddObjectToObject(status, "counters");
+	uint64_t failed = 0;
+
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(rooms->failed_by_status); i++)
+		failed += rooms->failed_by_status[i];
+	kvp_inspect_num(counters, "sessions_accepted", core->server->accepted);
+	kvp_inspect_num(counters, "sessions_refused_policy", core->server->refused_policy);
+	kvp_inspect_num(counters, "requests", core->server->requests);
+	kvp_inspect_num(counters, "events", core->server->events);
+	kvp_inspect_num(counters, "bad_packets", core->server->bad_packets);
+	kvp_inspect_num(counters, "expected", rooms->expected);
+	kvp_inspect_num(counters, "opened", rooms->opened);
+	kvp_inspect_num(counters, "completed", rooms->completed);
+	kvp_inspect_num(counters, "failed", failed);
+	kvp_inspect_num(counters, "aborts", rooms->aborts);
+	kvp_inspect_num(counters, "renews", rooms->renews);
+	kvp_inspect_num(counters, "declines", rooms->declines);
+	kvp_inspect_num(counters, "late_messages", rooms->late_messages);
+	kvp_inspect_num(counters, "room_bytes", rooms->bytes_rooms);
+	kvp_inspect_num(counters, "pieces_sent", lane->pieces_sent);
+	kvp_inspect_num(counters, "pieces_landed", lane->pieces_landed);
+	kvp_inspect_num(counters, "pieces_local", lane->pieces_local);
+	kvp_inspect_num(counters, "bytes_sent", lane->bytes_sent);
+	kvp_inspect_num(counters, "bytes_landed", lane->bytes_landed);
+	kvp_inspect_num(counters, "bytes_local", lane->bytes_local);
+	kvp_inspect_num(counters, "shared_slots", lane->shared);
+	kvp_inspect_num(counters, "dropped_no_token", lane->no_token);
+	kvp_inspect_num(counters, "dropped_stale", lane->stale);
+	kvp_inspect_num(counters, "dropped_malformed", lane->bad_messages);
+	kvp_inspect_num(counters, "log_lines_dropped", kvp_log_dropped());
+}
+
+static bool count_state(void *arg, const struct kvp_room_view *view)
+{
+	cJSON *by_state = arg;
+	const char *name = kvp_room_phase_name((enum kvp_room_phase)view->state);
+	cJSON *had = cJSON_GetObjectItemCaseSensitive(by_state, name);
+
+	if (had)
+		cJSON_SetNumberValue(had, had->valuedouble + 1);
+	else
+		kvp_inspect_num(by_state, name, 1);
+	return true;
+}
+
+static bool count_one(void *arg, const struct kvp_peer_view *view)
+{
+	(void)view;
+	++*(uint32_t *)arg;
+	return true;
+}
+
+static void add_rooms(const struct kvp_core *core, cJSON *status,
+		      const struct kvp_rooms_stats *stats)
+{
+	cJSON *rooms = cJSON_AddObjectToObject(status, "rooms");
+
+	kvp_inspect_num(rooms, "dest", stats->dests);
+	kvp_inspect_num(rooms, "send", stats->sends);
+	kvp_rooms_each(core->rooms, count_state, cJSON_AddObjectToObject(rooms, "by_state"));
+}
+
+cJSON *kvp_inspect_status(const struct kvp_inspect *ask)
+{
+	struct kvp_core *core = ask->core;
+	cJSON *status = cJSON_CreateObject();
+	cJSON *lanes = kvp_inspect_lanes(ask);
+	struct kvp_rooms_stats rooms = { 0 };
+	static struct kvp_lane_status lane; /* large; loop thread only */
+	uint32_t n_peers = 0;
+
+	kvp_rooms_stats(core->rooms, &rooms);
+	kvp_lane_status_read(core->lanes[0], &lane);
+	kvp_peers_each(core->peers, count_one, &n_peers);
+	(void)cJSON_AddStringToObject(status, "node", core->config->node.name);
+	(void)cJSON_AddStringToObject(status, "version", KVP_VERSION);
+	add_bytes(status, "incarnation", core->incarnation, sizeof(core->incarnation));
+	kvp_inspect_num(status, "pid", (uint64_t)getpid());
+	kvp_inspect_age(ask, status, "uptime_s", core->started_ns);
+	(void)cJSON_AddStringToObject(status, "config", core->config_path);
+	(void)cJSON_AddStringToObject(status, "socket", core->config->client.socket);
+	(void)cJSON_AddStringToObject(status, "address", kvp_peers_address(core->peers));
+	(void)cJSON_AddBoolToObject(status, "stopping", core->stopping);
+	add_features(status);
+	kvp_inspect_num(status, "clients", core->server->n_sessions);
+	kvp_inspect_num(status, "pools", core->pools.n);
+	kvp_inspect_num(status, "fences", core->fences.n);
+	add_rooms(core, status, &rooms);
+	kvp_inspect_num(status, "peers", n_peers);
+	(void)cJSON_AddItemToObject(status, "lanes", cJSON_DetachItemFromObject(lanes, "lanes"));
+	cJSON_Delete(lanes);
+	add_limits(core, status, &rooms);
+	add_slow_paths(ask, status, &lane);
+	add_counters(core, status, &rooms, &lane);
+	return status;
+}
+
+cJSON *kvp_inspect_version(const struct kvp_inspect *ask)
+{
+	cJSON *version = cJSON_CreateObject();
+
+	(void)ask;
+	(void)cJSON_AddStringToObject(version, "version", KVP_VERSION);
+	kvp_inspect_num(version, "protocol_min", KVP_PROTO_VERSION_MIN);
+	kvp_inspect_num(version, "protocol_max", KVP_PROTO_VERSION_MAX);
+	add_features(version);
+	(void)cJSON_AddStringToObject(version, "ucx", kvp_net_ucx_version());
+	(void)cJSON_AddStringToObject(version, "cuda", "not built in");
+	return version;
+}
+
+/* ---- lanes */
+
+static void add_ring(cJSON *lane, const char *name, const uint64_t n_bytes_free[3], int64_t held)
+{
+	cJSON *ring = cJSON_AddObjectToObject(lane, name);
+
+	kvp_inspect_num(ring, "n", n_bytes_free[0]);
+	kvp_inspect_num(ring, "bytes", n_bytes_free[1]);
+	kvp_inspect_num(ring, "free", n_bytes_free[2]);
+	if (held >= 0)
+		kvp_inspect_num(ring, "held", (uint64_t)held);
+}
+
+static void add_lane_state(const struct kvp_inspect *ask, cJSON *lane, uint32_t i,
+			   const struct kvp_lane_status *status)
+{
+	const struct kvp_core *core = ask->core;
+	uint64_t turn_ms = ask->now_ns > status->turn_ns ? (ask->now_ns - status->turn_ns) / MS : 0;
+	uint64_t call_ms = status->call && ask->now_ns > status->call_since_ns
+				   ? (ask->now_ns - status->call_since_ns) / MS
+				   : 0;
+
+	(void)cJSON_AddStringToObject(lane, "name", core->lane_names[i]);
+	(void)cJSON_AddStringToObject(lane, "device", "host memory");
+	(void)cJSON_AddStringToObject(lane, "transport",
+				      status->net_describe[0] ? status->net_describe : "none");
+	kvp_inspect_num(lane, "turns", status->turns);
+	kvp_inspect_num(lane, "last_turn_ms", turn_ms);
+	(void)cJSON_AddStringToObject(lane, "call", status->call ? status->call : "");
+	kvp_inspect_num(lane, "call_ms", call_ms);
+	(void)cJSON_AddBoolToObject(lane, "work", status->has_work);
+}
+
+static cJSON *lane_object(const struct kvp_inspect *ask, uint32_t i)
+{
+	const struct kvp_core *core = ask->core;
+	static struct kvp_lane_status status; /* large; loop thread only */
+	uint64_t slot = kvp_lane_slot_bytes(core->lanes[i]);
+	cJSON *lane = cJSON_CreateObject();
+
+	kvp_lane_status_read(core->lanes[i], &status);
+	add_lane_state(ask, lane, i, &status);
+	add_ring(lane, "pack_slots", (uint64_t[]){ status.pack_slots, slot, status.pack_free },
+		 status.pack_held);
+	add_ring(lane, "land_slots", (uint64_t[]){ status.land_slots, slot, status.land_free }, -1);
+	kvp_inspect_num(lane, "wants_queued", status.wants_queued);
+	kvp_inspect_num(lane, "receivers", status.rxs);
+	kvp_inspect_num(lane, "senders", status.txs);
+	kvp_inspect_num(lane, "endpoints", status.eps);
+	kvp_inspect_num(lane, "pieces_sent", status.pieces_sent);
+	kvp_inspect_num(lane, "pieces_landed", status.pieces_landed);
+	kvp_inspect_num(lane, "pieces_local", status.pieces_local);
+	kvp_inspect_num(lane, "bytes_sent", status.bytes_sent);
+	kvp_inspect_num(lane, "bytes_landed", status.bytes_landed);
+	kvp_inspect_num(lane, "bytes_local", status.bytes_local);
+	kvp_inspect_num(lane, "raw_rows", status.raw_rows);
+	kvp_inspect_num(lane, "repacked", status.repacked);
+	kvp_inspect_num(lane, "dropped_no_token", status.no_token);
+	kvp_inspect_num(lane, "spins", status.spins);
+	kvp_inspect_num(lane, "sleeps", status.sleeps);
+	kvp_inspect_num(lane, "wakes", status.wakes);
+	kvp_inspect_num(lane, "quarantined", status.net.stuck);
+	(void)cJSON_AddStringToObject(lane, "pack", core->config->lane.pack ? "on" : "off");
+	return lane;
+}
+
+cJSON *kvp_inspect_lanes(const struct kvp_inspect *ask)
+{
+	cJSON *root = cJSON_CreateObject();
+	cJSON *lanes = cJSON_AddArrayToObject(root, "lanes");
+
+	for (uint32_t i = 0; i < ask->core->n_lanes; i++)
+		(void)cJSON_AddItemToArray(lanes, lane_object(ask, i));
+	return root;
+}
+
+/* ---- peers */
+
+struct peer_list {
+	const struct kvp_inspect *ask;
+	cJSON *list;
+};
+
+static bool add_peer(void *arg, const struct kvp_peer_view *view)
+{
+	const struct peer_list *list = arg;
+	const struct kvp_inspect *ask = list->ask;
+	cJSON *peer = cJSON_CreateObject();
+	uint64_t heard_ms = view->last_heard_ns && ask->now_ns > view->last_heard_ns
+				    ? (ask->now_ns - view->last_heard_ns) / MS
+				    : 0;
+	uint64_t retry_ms =
+		view->retry_at_ns > ask->now_ns ? (view->retry_at_ns - ask->now_ns) / MS : 0;
+
+	(void)cJSON_AddStringToObject(peer, "address", view->address);
+	(void)cJSON_AddStringToObject(peer, "node", view->node);
+	(void)cJSON_AddStringToObject(peer, "direction", view->outgoing ? "out" : "in");
+	(void)cJSON_AddBoolToObject(peer, "self", view->self);
+	(void)cJSON_AddStringToObject(peer, "state", view->state);
+	add_bytes(peer, "incarnation", view->incarnation, sizeof(view->incarnation));
+	kvp_inspect_age(ask, peer, "age_s", view->since_ns);
+	kvp_inspect_num(peer, "last_heard_ms", heard_ms);
+	kvp_inspect_num(peer, "legs", view->holders);
+	(void)cJSON_AddNumberToObject(peer, "retry_in_s", (double)retry_ms / 1000.0);
+	(void)cJSON_AddStringToObject(peer, "transport",
+				      view->self        ? "local"
+				      : view->endpoints ? "ucx"
+							: "");
+	kvp_inspect_num(peer, "endpoints", view->endpoints);
+	(void)cJSON_AddStringToObject(peer, "reason", view->reason);
+	kvp_inspect_num(peer, "bytes_sent", view->bytes_sent);
+	kvp_inspect_num(peer, "bytes_recv", view->bytes_recv);
+	kvp_inspect_num(peer, "unsent_bytes", view->unsent_bytes);
+	kvp_inspect_num(peer, "reconnects", view->reconnects);
+	(void)cJSON_AddItemToArray(list->list, peer);
+	return true;
+}
+
+cJSON *kvp_inspect_peers(const struct kvp_inspect *ask)
+{
+	cJSON *root = cJSON_CreateObject();
+	struct peer_list list = { ask, cJSON_AddArrayToObject(root, "peers") };
+
+	kvp_peers_each(ask->core->peers, add_peer, &list);
+	return root;
+}
+
+/* ---- clients and pools */
+
+static cJSON *client_object(const struct kvp_inspect *ask, const struct kvp_session *session)
+{
+	cJSON *client = cJSON_CreateObject();
+
+	kvp_inspect_num(client, "id", session->owner.id);
+	kvp_inspect_num(client, "uid", session->owner.uid);
+	kvp_inspect_age(ask, client, "age_s", session->created_ns);
+	kvp_inspect_num(client, "pools", session->n_pools);
+	kvp_inspect_num(client, "rooms", session->owner.n_rooms);
+	if (!ask->admin && session->owner.uid != ask->uid)
+		return client;
+	(void)cJSON_AddStringToObject(client, "name", session->owner.name);
+	kvp_inspect_num(client, "pid", session->pid);
+	kvp_inspect_num(client, "gid", session->gid);
+	(void)cJSON_AddBoolToObject(client, "admin", session->admin);
+	kvp_inspect_num(client, "max_rooms", session->policy.max_rooms);
+	kvp_inspect_num(client, "max_pools", session->policy.max_pools);
+	kvp_inspect_num(client, "fences", session->n_fences);
+	kvp_inspect_num(client, "lists", session->lists.n_lists);
+	kvp_inspect_num(client, "list_pages", session->lists.n_pages);
+	kvp_inspect_num(client, "requests", session->n_requests);
+	kvp_inspect_num(client, "bad_packets", session->n_bad);
+	kvp_inspect_num(client, "events", session->n_events);
+	kvp_inspect_num(client, "waiting_requests", session->n_pending);
+	kvp_inspect_num(client, "unsent_bytes", session->reply_bytes);
+	(void)cJSON_AddBoolToObject(client, "dirty", session->owner.dirty != NULL);
+	if (session->full)
+		kvp_inspect_age(ask, client, "stalled_s", session->full_since_ns);
+	else
+		kvp_inspect_num(client, "stalled_s", 0);
+	return client;
+}
+
+cJSON *kvp_inspect_clients(const struct kvp_inspect *ask)
+{
+	cJSON *root = cJSON_CreateObject();
+	cJSON *list = cJSON_AddArrayToObject(root, "clients");
+	const struct kvp_session *session;
+
+	DL_FOREACH(ask->core->server->sessions, session)
+	{
+		if (session->state == KVP_SESSION_UP)
+			(void)cJSON_AddItemToArray(list, client_object(ask, session));
+	}
+	return root;
+}
+
+static cJSON *pool_object(const struct kvp_inspect *ask, const struct kvp_pool *pool)
+{
+	static const char *const states[] = {
+		[KVP_POOL_ACTIVE] = "active",
+		[KVP_POOL_ENDING] = "ending",
+		[KVP_POOL_PAUSED] = "paused",
+	};
+	cJSON *object = cJSON_CreateObject();
+
+	kvp_inspect_num(object, "id", pool->id);
+	kvp_inspect_num(object, "client", pool->session);
+	kvp_inspect_num(object, "uid", pool->uid);
+	(void)cJSON_AddStringToObject(object, "state", states[pool->state]);
+	kvp_inspect_num(object, "bytes", pool->bytes);
+	kvp_inspect_num(object, "rooms", pool->n_users);
+	if (!ask->admin && pool->uid != ask->uid)
+		return object;
+	kvp_inspect_num(object, "client_id", pool->client_id);
+	(void)cJSON_AddStringToObject(object, "client_name", pool->client_name);
+	(void)cJSON_AddStringToObject(object, "label", pool->label);
+	kvp_inspect_num(object, "entries", pool->n_entries);
+	kvp_inspect_num(object, "groups", pool->n_groups);
+	kvp_inspect_num(object, "pages_held", pool->pages_held);
+	kvp_inspect_num(object, "tag", pool->tag_bytes);
+	(void)cJSON_AddBoolToObject(object, "writable", pool->writable);
+	return object;
+}
+
+cJSON *kvp_inspect_pools(const struct kvp_inspect *ask)
+{
+	cJSON *root = cJSON_CreateObject();
+	cJSON *list = cJSON_AddArrayToObject(root, "pools");
+	const struct kvp_pool *pool;
+
+	DL_FOREACH(ask->core->pools.first, pool)
+	(void)cJSON_AddItemToArray(list, pool_object(ask, pool));
+	return root;
+}
+
+/* ---- answer */
+
+struct part {
+	const char *name;
+	cJSON *(*make)(const struct kvp_inspect *ask);
+};
+
+static const struct part parts[] = {
+	{ "status", kvp_inspect_status },   { "version", kvp_inspect_version },
+	{ "lanes", kvp_inspect_lanes },     { "peers", kvp_inspect_peers },
+	{ "clients", kvp_inspect_clients }, { "pools", kvp_inspect_pools },
+	{ "rooms", kvp_inspect_rooms },     { "room", kvp_inspect_room },
+	{ "waiting", kvp_inspect_waiting }, { "failures", kvp_inspect_failures },
+	{ "pins", kvp_inspect_pins },
+};
+
+static int to_memfd(const struct kvp_inspect *ask, const cJSON *root)
+{
+	char *text = cJSON_PrintUnformatted(root);
+	int fd = text ? kvp_memfd_with("kvpack-inspect", text, strlen(text)) : -12;
+
+	cJSON_free(text);
+	if (fd >= 0)
+		return fd;
+	(void)snprintf(ask->err, ask->err_bytes, "inspect: no memory for the answer");
+	return -(int)KVP__STATUS__STATUS_NO_MEMORY;
+}
+
+int kvp_inspect_answer(const struct kvp_inspect *ask, const char *what)
+{
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(parts); i++) {
+		cJSON *root;
+		int fd;
+
+		if (strcmp(what, parts[i].name) != 0)
+			continue;
+		root = parts[i].make(ask);
+		if (!root)
+			return -(int)KVP__STATUS__STATUS_INVALID;
+		fd = to_memfd(ask, root);
+		cJSON_Delete(root);
+		return fd;
+	}
+	(void)snprintf(ask->err, ask->err_bytes, "inspect.what is \"%.31s\": nothing of that name",
+		       what);
+	return -(int)KVP__STATUS__STATUS_NOT_FOUND;
+}

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The daemon's state as JSON, for kvpackctl and whoever else asks. docs/protocol.md lists the
+ * fields. Loop thread only.
+ *
+ * Whoever is no admin sees that objects of other users exist and how many, not their labels,
+ * processes, handles or reasons. Keys, tokens and tags are shown to nobody.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cjson/cJSON.h>
+
+#include "daemon/core.h"
+
+/* Who asks. */
+struct kvp_inspect {
+	struct kvp_core *core;
+	const char *arg;
+	bool all;
+	bool admin;
+	uint32_t uid;
+	uint64_t now_ns;
+	char *err;
+	size_t err_bytes;
+};
+
+/* A memfd with the JSON that the caller closes, or a negative Kvp__Status with the reason in
+ * ask->err. */
+int kvp_inspect_answer(const struct kvp_inspect *ask, const char *what);
+
+/* The parts. Each returns NULL with a reason in ask->err when `arg` is wrong. */
+cJSON *kvp_inspect_status(const struct kvp_inspect *ask);
+cJSON *kvp_inspect_version(const struct kvp_inspect *ask);
+cJSON *kvp_inspect_lanes(const struct kvp_inspect *ask);
+cJSON *kvp_inspect_peers(const struct kvp_inspect *ask);
+cJSON *kvp_inspect_clients(const struct kvp_inspect *ask);
+cJSON *kvp_inspect_pools(const struct kvp_inspect *ask);
+cJSON *kvp_inspect_rooms(const struct kvp_inspect *ask);
+cJSON *kvp_inspect_room(const struct kvp_inspect *ask);
+cJSON *kvp_inspect_waiting(const struct kvp_inspect *ask);
+cJSON *kvp_inspect_failures(const struct kvp_inspect *ask);
+cJSON *kvp_inspect_pins(const struct kvp_inspect *ask);
+
+/* Small things that the parts share. */
+void kvp_inspect_num(cJSON *object, const char *name, uint64_t value);
+/* Seconds since `since_ns`; null when that is 0. */
+void kvp_inspect_age(const struct kvp_inspect *ask, cJSON *object, const char *name,
+		     uint64_t since_ns);
+void kvp_inspect_hex(cJSON *object, const char *name, uint64_t value);

@@ -1,0 +1,433 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Rooms, live and ended: what state they are in, what they wait for, how they failed. */
+
+#include "daemon/inspect.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/server.h"
+#include "proto/msg.h"
+#include "proto/util.h"
+
+#define MS UINT64_C(1000000)
+#define LEGS_MAX 4096u
+
+/* Where views go, and which count. */
+struct rooms {
+	const struct kvp_inspect *ask;
+	cJSON *list;
+	uint32_t ended;
+	bool detail;
+	/* room: by number, by label, or by both */
+	bool by_room;
+	uint64_t room;
+	const char *label;
+};
+
+static bool may_see(const struct kvp_inspect *ask, const struct kvp_room_view *view)
+{
+	return ask->admin || view->uid == ask->uid;
+}
+
+static const char *role(const struct kvp_room_view *view)
+{
+	return view->is_dest ? "dest" : "send";
+}
+
+static void add_leg(cJSON *list, const struct kvp_room_view *view,
+		    const struct kvp_room_leg_view *leg)
+{
+	cJSON *object = cJSON_CreateObject();
+
+	kvp_inspect_num(object, "sender", leg->sender);
+	kvp_inspect_num(object, "dest", leg->dest);
+	(void)cJSON_AddStringToObject(object, "peer", leg->peer);
+	(void)cJSON_AddStringToObject(object, "state", leg->state);
+	(void)cJSON_AddStringToObject(object, "mode", leg->mode);
+	kvp_inspect_hex(object, "generation", leg->generation);
+	/* The lane counts by room: with one leg that is the leg's. */
+	if (view->n_legs == 1) {
+		kvp_inspect_num(object, "pieces", view->pieces);
+		kvp_inspect_num(object, "bytes", view->bytes);
+		kvp_inspect_num(object, "raw_rows", view->raw_rows);
+	}
+	(void)cJSON_AddItemToArray(list, object);
+}
+
+static struct kvp_room_leg_view *get_legs(const struct kvp_inspect *ask,
+					  const struct kvp_room_view *view, uint32_t *n)
+{
+	struct kvp_room_leg_view *legs;
+
+	*n = 0;
+	if (view->n_legs == 0 || view->ended_wall_ms)
+		return NULL;
+	legs = calloc(KVP_MIN(view->n_legs, LEGS_MAX), sizeof(*legs));
+	if (legs)
+		*n = kvp_room_legs(ask->core->rooms, view->id, legs,
+				   KVP_MIN(view->n_legs, LEGS_MAX));
+	return legs;
+}
+
+static bool add_name_once(cJSON *list, const char *name)
+{
+	const cJSON *had;
+
+	cJSON_ArrayForEach(had, list)
+	{
+		if (strcmp(had->valuestring, name) == 0)
+			return false;
+	}
+	return cJSON_AddItemToArray(list, cJSON_CreateString(name));
+}
+
+static void add_legs(const struct rooms *rooms, cJSON *object, const struct kvp_room_view *view)
+{
+	KVP_CLEANUP(kvp_freep) struct kvp_room_leg_view *legs = NULL;
+	cJSON *peers = cJSON_AddArrayToObject(object, "peers");
+	cJSON *list = rooms->detail ? cJSON_AddArrayToObject(object, "legs") : NULL;
+	uint32_t n;
+
+	legs = get_legs(rooms->ask, view, &n);
+	for (uint32_t i = 0; i < n; i++) {
+		(void)add_name_once(peers, legs[i].peer); /* false: has it */
+		if (list)
+			add_leg(list, view, &legs[i]);
+	}
+}
+
+static void add_stage(cJSON *list, const char *name, uint64_t from_ns, uint64_t at_ns)
+{
+	cJSON *stage;
+
+	if (!at_ns)
+		return;
+	stage = cJSON_CreateObject();
+	(void)cJSON_AddStringToObject(stage, "name", name);
+	(void)cJSON_AddNumberToObject(stage, "at_ms",
+				      at_ns > from_ns ? (double)(at_ns - from_ns) / 1e6 : 0.0);
+	(void)cJSON_AddItemToArray(list, stage);
+}
+
+static void add_stages(cJSON *object, const struct kvp_room_view *view)
+{
+	cJSON *list = cJSON_AddArrayToObject(object, "stages");
+	const uint64_t from = view->created_ns;
+
+	add_stage(list, "created", from, from);
+	add_stage(list, "offered", from, view->offered_ns);
+	add_stage(list, "accepted", from, view->accepted_ns);
+	add_stage(list, "first want", from, view->first_want_ns);
+	add_stage(list, "first grant", from, view->first_grant_ns);
+	add_stage(list, "first data", from, view->first_data_ns);
+	add_stage(list, "last landed", from, view->last_landed_ns);
+	add_stage(list, "complete", from, view->complete_ns);
+	add_stage(list, "failed", from, view->failed_ns);
+	add_stage(list, "released", from, view->released_ns);
+}
+
+/* What everybody may know of a room. */
+static cJSON *outline(const struct kvp_inspect *ask, const struct kvp_room_view *view)
+{
+	cJSON *object = cJSON_CreateObject();
+
+	(void)cJSON_AddStringToObject(object, "role", role(view));
+	(void)cJSON_AddStringToObject(object, "state",
+				      kvp_room_phase_name((enum kvp_room_phase)view->state));
+	kvp_inspect_age(ask, object, "age_s", view->created_ns);
+	kvp_inspect_age(ask, object, "since_s", view->state_since_ns);
+	(void)cJSON_AddBoolToObject(object, "ended", view->ended_wall_ms != 0);
+	return object;
+}
+
+static void add_progress(const struct kvp_inspect *ask, cJSON *object,
+			 const struct kvp_room_view *view)
+{
+	kvp_inspect_num(object, "tokens", view->end);
+	kvp_inspect_num(object, "prefix", view->prefix);
+	kvp_inspect_num(object, "arrived", view->arrived);
+	kvp_inspect_num(object, "chunks", view->chunks);
+	kvp_inspect_num(object, "source_free", view->source_free);
+	kvp_inspect_num(object, "delivered", view->delivered);
+	kvp_inspect_num(object, "pieces", view->pieces);
+	kvp_inspect_num(object, "bytes", view->bytes);
+	kvp_inspect_num(object, "raw_rows", view->raw_rows);
+	(void)cJSON_AddNumberToObject(object, "gather_ms", (double)view->gather_ns / 1e6);
+	(void)cJSON_AddStringToObject(object, "waits_for",
+				      view->waits_text ? view->waits_text : "");
+	kvp_inspect_age(ask, object, "waits_s", view->waits_since_ns);
+}
+
+static cJSON *room_object(const struct rooms *rooms, const struct kvp_room_view *view)
+{
+	const struct kvp_inspect *ask = rooms->ask;
+	cJSON *object = outline(ask, view);
+
+	if (!may_see(ask, view))
+		return object;
+	kvp_inspect_hex(object, "room", view->room);
+	kvp_inspect_num(object, "index", view->index);
+	(void)cJSON_AddStringToObject(object, "label", view->label);
+	(void)cJSON_AddStringToObject(object, "client", view->client);
+	kvp_inspect_num(object, "pool", view->pool_client_id);
+	add_progress(ask, object, view);
+	(void)cJSON_AddStringToObject(object, "mode", view->mode ? view->mode : "");
+	(void)cJSON_AddStringToObject(object, "verdict", view->verdict ? view->verdict : "");
+	(void)cJSON_AddStringToObject(object, "status",
+				      kvp_status_name((enum kvp_status)view->status));
+	(void)cJSON_AddStringToObject(object, "reason", view->reason);
+	(void)cJSON_AddBoolToObject(object, "retry", view->retry);
+	(void)cJSON_AddBoolToObject(object, "released", view->released);
+	kvp_inspect_num(object, "pages_held", view->pages_held);
+	add_legs(rooms, object, view);
+	if (rooms->detail)
+		add_stages(object, view);
+	return object;
+}
+
+static bool add_room(void *arg, const struct kvp_room_view *view)
+{
+	struct rooms *rooms = arg;
+
+	(void)cJSON_AddItemToArray(rooms->list, room_object(rooms, view));
+	return true;
+}
+
+static bool count_ended(void *arg, const struct kvp_room_view *view)
+{
+	struct rooms *rooms = arg;
+
+	rooms->ended++;
+	if (rooms->ask->all)
+		(void)add_room(arg, view);
+	return true;
+}
+
+cJSON *kvp_inspect_rooms(const struct kvp_inspect *ask)
+{
+	cJSON *root = cJSON_CreateObject();
+	struct rooms rooms = { .ask = ask, .list = cJSON_AddArrayToObject(root, "rooms") };
+
+	kvp_rooms_each(ask->core->rooms, add_room, &rooms);
+	kvp_rooms_each_ended(ask->core->rooms, count_ended, &rooms);
+	kvp_inspect_num(root, "ended", rooms.ended);
+	return root;
+}
+
+/* ---- one room */
+
+static bool add_match(void *arg, const struct kvp_room_view *view)
+{
+	struct rooms *rooms = arg;
+
+	if (!may_see(rooms->ask, view) || (rooms->by_room && view->room != rooms->room) ||
+	    (rooms->label && strcmp(view->label, rooms->label) != 0))
+		return true;
+	return add_room(arg, view);
+}
+
+static bool parse_number(const char *text, uint64_t *value)
+{
+	char *end;
+
+	errno = 0;
+	*value = strtoull(text, &end, 0);
+	return text[0] >= '0' && text[0] <= '9' && *end == 0 && errno == 0;
+}
+
+cJSON *kvp_inspect_room(const struct kvp_inspect *ask)
+{
+	struct rooms rooms = { .ask = ask, .detail = true };
+	cJSON *root;
+
+	if (strncmp(ask->arg, "label:", 6) == 0) {
+		rooms.label = ask->arg + 6;
+	} else {
+		rooms.by_room = parse_number(ask->arg, &rooms.room);
+		if (!rooms.by_room) {
+			(void)snprintf(ask->err, ask->err_bytes,
+				       "inspect.arg is \"%.40s\": a room is named by its number or "
+				       "as label:TEXT",
+				       ask->arg);
+			return NULL;
+		}
+	}
+	root = cJSON_CreateObject();
+	rooms.list = cJSON_AddArrayToObject(root, "rooms");
+	kvp_rooms_each(ask->core->rooms, add_match, &rooms);
+	kvp_rooms_each_ended(ask->core->rooms, add_match, &rooms);
+	return root;
+}
+
+/* ---- waiting */
+
+struct cause {
+	const char *text;
+	uint64_t count, oldest_ns;
+	char example[80];
+};
+
+struct causes {
+	const struct kvp_inspect *ask;
+	uint32_t n;
+	struct cause causes[64];
+};
+
+static bool count_cause(void *arg, const struct kvp_room_view *view)
+{
+	struct causes *all = arg;
+	struct cause *cause = NULL;
+
+	if (!view->waits_text || !view->waits_text[0])
+		return true;
+	for (uint32_t i = 0; i < all->n && !cause; i++) {
+		if (strcmp(all->causes[i].text, view->waits_text) == 0)
+			cause = &all->causes[i];
+	}
+	if (!cause && all->n == KVP_ARRAY_SIZE(all->causes))
+		return true; /* there are fewer texts than that */
+	if (!cause) {
+		cause = &all->causes[all->n++];
+		cause->text = view->waits_text;
+	}
+	cause->count++;
+	if (cause->count > 1 && view->waits_since_ns >= cause->oldest_ns)
+		return true;
+	cause->oldest_ns = view->waits_since_ns;
+	if (may_see(all->ask, view))
+		(void)snprintf(cause->example, sizeof(cause->example), "0x%" PRIx64 " %s %u %.40s",
+			       view->room, role(view), view->index, view->label); /* fits */
+	else
+		cause->example[0] = 0;
+	return true;
+}
+
+cJSON *kvp_inspect_waiting(const struct kvp_inspect *ask)
+{
+	cJSON *root = cJSON_CreateObject();
+	cJSON *list = cJSON_AddArrayToObject(root, "waiting");
+	struct causes causes = { .ask = ask };
+
+	kvp_rooms_each(ask->core->rooms, count_cause, &causes);
+	for (uint32_t i = 0; i < causes.n; i++) {
+		cJSON *object = cJSON_CreateObject();
+
+		(void)cJSON_AddStringToObject(object, "cause", causes.causes[i].text);
+		kvp_inspect_num(object, "count", causes.causes[i].count);
+		kvp_inspect_age(ask, object, "oldest_s", causes.causes[i].oldest_ns);
+		(void)cJSON_AddStringToObject(object, "example", causes.causes[i].example);
+		(void)cJSON_AddItemToArray(list, object);
+	}
+	return root;
+}
+
+/* ---- failures */
+
+struct failures {
+	const struct kvp_inspect *ask;
+	cJSON *list;
+	uint64_t since_s; /* ended at most so long ago */
+};
+
+/* "2026-01-31T12:00:00.000Z" of milliseconds since 1970. */
+static void add_time(cJSON *object, const char *name, uint64_t wall_ms)
+{
+	time_t secs = (time_t)(wall_ms / 1000);
+	char date[32], text[48];
+	struct tm tm;
+
+	if (!gmtime_r(&secs, &tm) || strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%S", &tm) == 0)
+		return;
+	(void)snprintf(text, sizeof(text), "%s.%03uZ", date, (unsigned)(wall_ms % 1000)); /* fits */
+	(void)cJSON_AddStringToObject(object, name, text);
+}
+
+static bool add_failure(void *arg, const struct kvp_room_view *view)
+{
+	const struct failures *failures = arg;
+	const struct kvp_inspect *ask = failures->ask;
+	uint64_t ago_ns = ask->now_ns > view->failed_ns ? ask->now_ns - view->failed_ns : 0;
+	struct timespec wall;
+	cJSON *object;
+
+	if (!view->failed || ago_ns / 1000000000 > failures->since_s)
+		return true;
+	(void)clock_gettime(CLOCK_REALTIME, &wall); /* cannot fail with this clock */
+	object = cJSON_CreateObject();
+	add_time(object, "at",
+		 (uint64_t)wall.tv_sec * 1000 + (uint64_t)wall.tv_nsec / MS - ago_ns / MS);
+	(void)cJSON_AddNumberToObject(object, "ago_s", (double)(ago_ns / MS) / 1000.0);
+	(void)cJSON_AddStringToObject(object, "role", role(view));
+	(void)cJSON_AddStringToObject(object, "status",
+				      kvp_status_name((enum kvp_status)view->status));
+	(void)cJSON_AddBoolToObject(object, "retry", view->retry);
+	if (may_see(ask, view)) {
+		kvp_inspect_hex(object, "room", view->room);
+		kvp_inspect_num(object, "index", view->index);
+		(void)cJSON_AddStringToObject(object, "label", view->label);
+		(void)cJSON_AddStringToObject(object, "client", view->client);
+		(void)cJSON_AddStringToObject(object, "reason", view->reason);
+		(void)cJSON_AddStringToObject(object, "verdict",
+					      view->verdict ? view->verdict : "");
+	}
+	(void)cJSON_AddItemToArray(failures->list, object);
+	return true;
+}
+
+cJSON *kvp_inspect_failures(const struct kvp_inspect *ask)
+{
+	struct failures failures = { .ask = ask, .since_s = UINT64_MAX };
+	cJSON *root;
+
+	if (ask->arg[0] && !parse_number(ask->arg, &failures.since_s)) {
+		(void)snprintf(ask->err, ask->err_bytes,
+			       "inspect.arg is \"%.40s\": failures takes a number of seconds",
+			       ask->arg);
+		return NULL;
+	}
+	root = cJSON_CreateObject();
+	failures.list = cJSON_AddArrayToObject(root, "failures");
+	kvp_rooms_each(ask->core->rooms, add_failure, &failures);
+	kvp_rooms_each_ended(ask->core->rooms, add_failure, &failures);
+	return root;
+}
+
+/* ---- pins */
+
+static bool add_pin(void *arg, const struct kvp_room_view *view)
+{
+	const struct rooms *rooms = arg;
+	const struct kvp_inspect *ask = rooms->ask;
+	cJSON *object;
+
+	if (!view->is_dest || view->pages_held == 0)
+		return true;
+	object = cJSON_CreateObject();
+	kvp_inspect_num(object, "pages", view->pages_held);
+	kvp_inspect_age(ask, object, "since_s", view->created_ns);
+	(void)cJSON_AddStringToObject(object, "state",
+				      kvp_room_phase_name((enum kvp_room_phase)view->state));
+	if (may_see(ask, view)) {
+		kvp_inspect_num(object, "pool", view->pool_client_id);
+		(void)cJSON_AddStringToObject(object, "client_name", view->client);
+		kvp_inspect_hex(object, "room", view->room);
+		kvp_inspect_num(object, "dest", view->index);
+		(void)cJSON_AddStringToObject(object, "label", view->label);
+	}
+	(void)cJSON_AddItemToArray(rooms->list, object);
+	return true;
+}
+
+cJSON *kvp_inspect_pins(const struct kvp_inspect *ask)
+{
+	cJSON *root = cJSON_CreateObject();
+	struct rooms rooms = { .ask = ask, .list = cJSON_AddArrayToObject(root, "pins") };
+
+	kvp_rooms_each(ask->core->rooms, add_pin, &rooms);
+	return root;
+}

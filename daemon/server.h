@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The clients' socket: opens it (or takes it from systemd), accepts, applies the policy, keeps the
+ * sessions. Loop thread only.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <uv.h>
+
+#include "daemon/core.h"
+#include "daemon/session.h"
+#include "proto/limits.h"
+
+/* Connections beyond client.max_sessions that are kept just to be told so. */
+#define KVP_SERVER_REFUSED_MAX 16u
+
+struct kvp_server {
+	struct kvp_core *core; /* borrowed */
+	int fd;                /* owned; -1: closed */
+	bool activated;        /* systemd's socket: its file is not ours to remove */
+	uint64_t file_dev, file_ino;
+	char path[KVP_CONFIG_STR_MAX];
+	uv_poll_t listener;
+	uv_timer_t pause;             /* runs while accepting rests for want of descriptors */
+	uv_prepare_t flush;           /* writes to touched sessions before the loop sleeps */
+	uint32_t n_handles;           /* not yet closed */
+	struct kvp_session *sessions; /* utlist */
+	struct kvp_session *touched;  /* chained by touched_next */
+	uint32_t n_sessions;          /* admitted ones */
+	uint32_t n_refused;           /* being told that there are too many */
+	uint64_t last_id;
+	/* gauges and counters */
+	uint64_t accepted, refused_limit, refused_policy, accept_pauses, bad_packets, stalls,
+		requests, events;
+	uint8_t buffer[KVP_LIMIT_PACKET]; /* of the packet that is being read */
+};
+
+/* Opens the socket and starts to accept. 0; negative errno, `err` says why. */
+int kvp_server_create(struct kvp_server **out, struct kvp_core *core, char *err, size_t err_bytes);
+/* Accepts no more; the socket's file goes. */
+void kvp_server_close(struct kvp_server *server);
+/* Ends all sessions. */
+void kvp_server_end_sessions(struct kvp_server *server, const char *why);
+/* No session and no handle is left (after kvp_server_close and loop iterations). */
+bool kvp_server_idle(const struct kvp_server *server);
+void kvp_server_destroy(struct kvp_server *server);
+
+/* The session has something to write. */
+void kvp_server_touch(struct kvp_server *server, struct kvp_session *session);
+/* The session's handles have closed: it is about to be freed. */
+void kvp_server_forget(struct kvp_server *server, struct kvp_session *session);
+/* NULL: gone. */
+struct kvp_session *kvp_server_session(const struct kvp_server *server, uint64_t id);
+/* Live rooms, and pools, of all sessions of a user. */
+uint32_t kvp_server_rooms_of(const struct kvp_server *server, uint32_t uid);
+uint32_t kvp_server_pools_of(const struct kvp_server *server, uint32_t uid);

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/session_io.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <utlist.h>
+
+#include "daemon/log.h"
+#include "daemon/server.h"
+#include "proto/limits.h"
+#include "proto/msg.h"
+#include "proto/packet.h"
+#include "proto/util.h"
+
+/* The longest reply: a hello, or a text. */
+#define REPLY_MAX 2048u
+/* An event carries up to KVP_MAX_META bytes and a reason. */
+#define EVENT_MAX (KVP_MAX_META + 1024u)
+
+struct kvp_session_reply {
+	struct kvp_session_reply *prev, *next;
+	int fd; /* owned; -1: none */
+	size_t n;
+	uint8_t bytes[];
+};
+
+static void free_reply(struct kvp_session *session, struct kvp_session_reply *reply)
+{
+	DL_DELETE(session->replies, reply);
+	session->n_replies--;
+	session->reply_bytes -= reply->n;
+	if (reply->fd >= 0)
+		(void)close(reply->fd);
+	free(reply);
+}
+
+static int enqueue(struct kvp_session *session, const uint8_t *bytes, size_t n, int fd)
+{
+	struct kvp_session_reply *reply = malloc(sizeof(*reply) + n);
+
+	if (!reply)
+		return -ENOMEM;
+	reply->fd = fd;
+	reply->n = n;
+	memcpy(reply->bytes, bytes, n);
+	DL_APPEND(session->replies, reply);
+	session->n_replies++;
+	session->reply_bytes += n;
+	return 0;
+}
+
+void kvp_session_reply(struct kvp_session *session, const Kvp__Reply *reply, int fd)
+{
+	KVP_CLEANUP(kvp_closep) int owned = fd;
+	Kvp__DaemonMsg msg = KVP__DAEMON_MSG__INIT;
+	uint8_t bytes[REPLY_MAX];
+	long n;
+	int r = -EAGAIN;
+
+	if (session->state == KVP_SESSION_ENDING)
+		return;
+	msg.body_case = KVP__DAEMON_MSG__BODY_REPLY;
+	msg.reply = (Kvp__Reply *)reply;
+	n = kvp_msg_encode_daemon(&msg, bytes, sizeof(bytes));
+	assert(n > 0); /* texts and names are bounded */
+	if (!session->full && session->n_replies == 0)
+		r = kvp_packet_send(session->fd, bytes, (size_t)n, &fd, fd >= 0);
+	if (r == -EAGAIN) {
+		r = enqueue(session, bytes, (size_t)n, fd);
+		if (r == 0)
+			owned = -1;
+		kvp_server_touch(session->core->server, session);
+	}
+	if (r < 0)
+		kvp_session_end(session, strerror(-r));
+}
+
+static int write_replies(struct kvp_session *session, bool *moved)
+{
+	while (session->replies) {
+		struct kvp_session_reply *reply = session->replies;
+		int r = kvp_packet_send(session->fd, reply->bytes, reply->n, &reply->fd,
+					reply->fd >= 0);
+
+		if (r < 0)
+			return r;
+		*moved = true;
+		free_reply(session, reply);
+	}
+	return 0;
+}
+
+static int write_event(struct kvp_session *session, struct kvp_room *room)
+{
+	/* One thread writes all events; on the stack it would be large for the deepest path. */
+	static uint8_t bytes[EVENT_MAX];
+	Kvp__DaemonMsg msg = KVP__DAEMON_MSG__INIT;
+	Kvp__RoomEvent event = KVP__ROOM_EVENT__INIT;
+	long n;
+
+	kvp_room_event(room, &event);
+	msg.body_case = KVP__DAEMON_MSG__BODY_ROOM;
+	msg.room = &event;
+	n = kvp_msg_encode_daemon(&msg, bytes, sizeof(bytes));
+	assert(n > 0);
+	return kvp_packet_send(session->fd, bytes, (size_t)n, NULL, 0);
+}
+
+int kvp_session_write(struct kvp_session *session, bool *moved)
+{
+	struct kvp_room *room;
+	int r = write_replies(session, moved);
+
+	if (r < 0)
+		return r;
+	for (room = kvp_room_owner_next(&session->owner); room;
+	     room = kvp_room_owner_next(&session->owner)) {
+		r = write_event(session, room);
+		if (r < 0) {
+			kvp_room_event_put_back(room);
+			return r;
+		}
+		*moved = true;
+		session->n_events++;
+		session->core->server->events++;
+		kvp_room_event_written(room);
+	}
+	return 0;
+}
+
+struct kvp_session_pending *kvp_session_postpone(struct kvp_session *session, uint64_t request)
+{
+	struct kvp_session_pending *pending = calloc(1, sizeof(*pending));
+
+	if (!pending)
+		return NULL;
+	pending->session = session;
+	pending->request = request;
+	DL_APPEND(session->pending, pending);
+	session->n_pending++;
+	return pending;
+}
+
+void kvp_session_answer(struct kvp_session_pending *pending)
+{
+	struct kvp_session *session = pending->session;
+	Kvp__Reply reply = KVP__REPLY__INIT;
+
+	reply.id = pending->request;
+	if (session) {
+		DL_DELETE(session->pending, pending);
+		session->n_pending--;
+	}
+	free(pending);
+	if (!session)
+		return;
+	kvp_session_reply(session, &reply, -1);
+	/* It may be read again. */
+	kvp_server_touch(session->core->server, session);
+}
+
+void kvp_session_drop_output(struct kvp_session *session)
+{
+	struct kvp_session_pending *pending, *tmp;
+
+	while (session->replies)
+		free_reply(session, session->replies);
+	DL_FOREACH_SAFE(session->pending, pending, tmp)
+	{
+		DL_DELETE(session->pending, pending);
+		pending->session = NULL;
+	}
+	session->n_pending = 0;
+}

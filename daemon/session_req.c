@@ -1,0 +1,643 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/session_req.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <utlist.h>
+
+#include "daemon/inspect.h"
+#include "daemon/log.h"
+#include "daemon/server.h"
+#include "daemon/session_io.h"
+#include "proto/msg.h"
+#include "proto/util.h"
+
+#define OK KVP__STATUS__STATUS_OK
+
+static struct kvp_log_limit log_bad = KVP_LOG_LIMIT(20, 10);
+
+/* One request while it is handled. */
+struct request {
+	struct kvp_session *session;
+	const Kvp__ClientMsg *msg;
+	const int *fds; /* borrowed [n_fds] */
+	uint32_t n_fds;
+	Kvp__Reply *reply;
+	int reply_fd;   /* goes out with the reply; -1: none */
+	bool postponed; /* the answer comes later */
+	char err[KVP_POOL_ERR];
+};
+
+static Kvp__Status KVP_PRINTF(3, 4)
+	refuse(struct request *req, Kvp__Status status, const char *fmt, ...)
+{
+	va_list args;
+
+	va_start(args, fmt);
+	(void)vsnprintf(req->err, sizeof(req->err), fmt, args); /* may be cut */
+	va_end(args);
+	return status;
+}
+
+/* ---- hello */
+
+static uint64_t features(void)
+{
+#ifdef KVP_TEST
+	return KVP_FEATURE_TEST_HOLD;
+#else
+	return 0;
+#endif
+}
+
+static void greet(struct request *req, Kvp__HelloReply *hello, uint32_t version)
+{
+	struct kvp_session *session = req->session;
+	struct kvp_core *core = session->core;
+
+	hello->version = version;
+	hello->features = features();
+	hello->incarnation.data = core->incarnation;
+	hello->incarnation.len = sizeof(core->incarnation);
+	hello->node = (char *)core->config->node.name;
+	hello->address = (char *)kvp_peers_address(core->peers);
+	hello->max_entries = core->config->limits.max_entries;
+	hello->max_rooms = session->policy.max_rooms;
+	req->reply->hello = hello;
+	if (core->pidfd >= 0)
+		req->reply_fd = fcntl(core->pidfd, F_DUPFD_CLOEXEC, 0); /* -1: goes without */
+}
+
+/* The reply points to what is here, so it is sent from here. */
+static Kvp__Status on_hello(struct request *req)
+{
+	struct kvp_session *session = req->session;
+	const Kvp__Hello *msg = req->msg->hello;
+	const uint32_t ours[2] = { KVP_PROTO_VERSION_MIN, KVP_PROTO_VERSION_MAX };
+	const uint32_t theirs[2] = { msg->version_min, msg->version_max };
+	static Kvp__HelloReply hello;
+	uint32_t version = 0;
+	int r;
+
+	if (session->state != KVP_SESSION_NEW)
+		return refuse(req, KVP__STATUS__STATUS_INVALID,
+			      "hello: the session has been greeted already");
+	r = kvp_version_choose(ours, theirs, &version, req->err, sizeof(req->err));
+	if (r != 0)
+		return (Kvp__Status)r;
+	(void)snprintf(session->owner.name, sizeof(session->owner.name), "%s",
+		       msg->name[0] ? msg->name : "unnamed");
+	if (session->refusal != OK) {
+		session->end_after_flush = true;
+		return refuse(req, session->refusal, "%s", session->refusal_text);
+	}
+	session->state = KVP_SESSION_UP;
+	(void)uv_timer_stop(&session->stall); /* the deadline of hello */
+	kvp__hello_reply__init(&hello);
+	greet(req, &hello, version);
+	kvp_log(KVP_LOG_DEBUG, "client %llu %s (pid %u, uid %u): session begins",
+		(unsigned long long)session->owner.id, session->owner.name, session->pid,
+		session->owner.uid);
+	return OK;
+}
+
+/* ---- pools and fences */
+
+static Kvp__Status find_pool(struct request *req, uint32_t id, struct kvp_pool **pool)
+{
+	*pool = kvp_session_pool(req->session, id);
+	if (*pool)
+		return OK;
+	return refuse(req, KVP__STATUS__STATUS_NOT_FOUND, "pool is %u: this session has none such",
+		      id);
+}
+
+static Kvp__Status find_active_pool(struct request *req, uint32_t id, struct kvp_pool **pool)
+{
+	Kvp__Status status = find_pool(req, id, pool);
+
+	if (status != OK || (*pool)->state == KVP_POOL_ACTIVE)
+		return status;
+	return refuse(req, KVP__STATUS__STATUS_POOL_GONE, "pool is %u: it is %s", id,
+		      (*pool)->state == KVP_POOL_PAUSED ? "paused"
+		      : (*pool)->pausing                ? "being paused"
+							: "being unregistered");
+}
+
+static Kvp__Status check_pool_limit(struct request *req)
+{
+	const struct kvp_session *session = req->session;
+	uint32_t n = kvp_server_pools_of(session->core->server, session->owner.uid);
+
+	if (session->core->stopping)
+		return refuse(req, KVP__STATUS__STATUS_STOPPING, "the daemon shuts down");
+	if (n < session->policy.max_pools)
+		return OK;
+	session->core->pools.refused++;
+	return refuse(req, KVP__STATUS__STATUS_LIMIT,
+		      "uid %u has %u pools, at most %u (max_pools of its policy)",
+		      session->owner.uid, n, session->policy.max_pools);
+}
+
+static Kvp__Status on_pool_register(struct request *req)
+{
+	struct kvp_session *session = req->session;
+	const Kvp__PoolRegister *msg = req->msg->pool_register;
+	struct kvp_pool_client client = { session->owner.id, session->owner.uid,
+					  session->owner.name };
+	struct kvp_pool *pool = NULL;
+	Kvp__Status status = check_pool_limit(req);
+
+	if (status != OK)
+		return status;
+	if (kvp_session_pool(session, msg->pool))
+		return refuse(req, KVP__STATUS__STATUS_EXISTS, "pool is %u: in use", msg->pool);
+	status = kvp_pools_register(&session->core->pools, &client, msg, req->fds, req->n_fds,
+				    &pool, req->err);
+	if (status != OK)
+		return status;
+	LL_PREPEND2(session->pools, pool, session_next);
+	session->n_pools++;
+	return OK;
+}
+
+static void on_pool_paused(struct kvp_pool *pool, void *arg)
+{
+	(void)pool; /* stays with its session */
+	kvp_session_answer(arg);
+}
+
+static void on_pool_unregistered(struct kvp_pool *pool, void *arg)
+{
+	struct kvp_session_pending *pending = arg;
+	struct kvp_session *session = pending->session;
+
+	/* A session that ended has put its own function in place of this one. */
+	assert(session);
+	LL_DELETE2(session->pools, pool, session_next);
+	session->n_pools--;
+	kvp_pool_free(&session->core->pools, pool);
+	kvp_session_answer(pending);
+}
+
+static Kvp__Status end_pool(struct request *req, struct kvp_pool *pool, bool pausing)
+{
+	struct kvp_session_pending *pending = kvp_session_postpone(req->session, req->msg->id);
+
+	if (!pending)
+		return refuse(req, KVP__STATUS__STATUS_NO_MEMORY, "no memory for the request");
+	req->postponed = true;
+	kvp_pool_end(pool, pausing, pausing ? on_pool_paused : on_pool_unregistered, pending);
+	kvp_rooms_pool_ends(req->session->core->rooms, pool, KVP__STATUS__STATUS_POOL_GONE,
+			    pausing ? "the pool is being paused"
+				    : "the pool is being unregistered");
+	return OK;
+}
+
+static Kvp__Status on_pool_pause(struct request *req)
+{
+	struct kvp_pool *pool;
+	Kvp__Status status = find_active_pool(req, req->msg->pool_pause->pool, &pool);
+
+	return status == OK ? end_pool(req, pool, true) : status;
+}
+
+static Kvp__Status on_pool_unregister(struct request *req)
+{
+	struct kvp_session *session = req->session;
+	struct kvp_pool *pool;
+	Kvp__Status status = find_pool(req, req->msg->pool_unregister->pool, &pool);
+
+	if (status != OK)
+		return status;
+	if (pool->state == KVP_POOL_ENDING)
+		return find_active_pool(req, pool->client_id, &pool);
+	if (pool->state == KVP_POOL_ACTIVE)
+		return end_pool(req, pool, false);
+	LL_DELETE2(session->pools, pool, session_next);
+	session->n_pools--;
+	kvp_pool_free(&session->core->pools, pool);
+	return OK;
+}
+
+static Kvp__Status on_pool_resume(struct request *req)
+{
+	struct kvp_pool *pool;
+	Kvp__Status status = find_pool(req, req->msg->pool_resume->pool, &pool);
+
+	if (status == OK && req->session->core->stopping)
+		return refuse(req, KVP__STATUS__STATUS_STOPPING, "the daemon shuts down");
+	return status == OK ? kvp_pools_resume(&req->session->core->pools, pool, req->fds,
+					       req->n_fds, req->err)
+			    : status;
+}
+
+static struct kvp_fence *find_fence(const struct kvp_session *session, uint32_t id)
+{
+	struct kvp_fence *fence;
+
+	DL_SEARCH_SCALAR(session->fences, fence, client_id, id);
+	return fence;
+}
+
+/* As many as pools: each is a mapping. */
+static Kvp__Status on_fence_register(struct request *req)
+{
+	struct kvp_session *session = req->session;
+	const Kvp__FenceRegister *msg = req->msg->fence_register;
+	uint32_t max = session->policy.max_pools;
+	struct kvp_fence *fence = NULL;
+	Kvp__Status status;
+
+	if (find_fence(session, msg->fence))
+		return refuse(req, KVP__STATUS__STATUS_EXISTS, "fence is %u: in use", msg->fence);
+	if (session->n_fences >= max)
+		return refuse(req, KVP__STATUS__STATUS_LIMIT,
+			      "the session has %u fences, at most %u (max_pools of its policy)",
+			      session->n_fences, max);
+	if (req->n_fds != 1)
+		return refuse(req, KVP__STATUS__STATUS_INVALID,
+			      "fence_register.fds: %u, allowed is 1", req->n_fds);
+	status = kvp_fence_register(&session->core->fences, msg, req->fds[0], &fence, req->err);
+	if (status != OK)
+		return status;
+	DL_APPEND(session->fences, fence);
+	session->n_fences++;
+	return OK;
+}
+
+static void on_fence_ended(void *arg)
+{
+	kvp_session_answer(arg);
+}
+
+static Kvp__Status on_fence_unregister(struct request *req)
+{
+	struct kvp_session *session = req->session;
+	struct kvp_fence *fence = find_fence(session, req->msg->fence_unregister->fence);
+	struct kvp_session_pending *pending;
+
+	if (!fence)
+		return refuse(req, KVP__STATUS__STATUS_NOT_FOUND,
+			      "fence is %u: this session has none such",
+			      req->msg->fence_unregister->fence);
+	pending = kvp_session_postpone(session, req->msg->id);
+	if (!pending)
+		return refuse(req, KVP__STATUS__STATUS_NO_MEMORY, "no memory for the request");
+	req->postponed = true;
+	DL_DELETE(session->fences, fence);
+	session->n_fences--;
+	kvp_fence_end(fence, on_fence_ended, pending);
+	return OK;
+}
+
+/* ---- rooms */
+
+static Kvp__Status on_pages(struct request *req)
+{
+	const Kvp__Pages *msg = req->msg->pages;
+	const struct kvp_config *config = req->session->core->config;
+	struct kvp_lists *lists = &req->session->lists;
+	const struct kvp_list *list = kvp_lists_find(lists, msg->list);
+	int r = kvp_lists_append(lists, msg->list, msg->offset, msg->pages, (uint32_t)msg->n_pages,
+				 config->limits.max_lists, config->limits.max_room_pages);
+
+	switch (r) {
+	case 0:
+		return OK;
+	case -EINVAL:
+		return refuse(req, KVP__STATUS__STATUS_INVALID,
+			      "pages.offset is %u, list %u has %u pages so far", msg->offset,
+			      msg->list, list ? list->n : 0);
+	case -ENOSPC:
+		return refuse(req, KVP__STATUS__STATUS_LIMIT,
+			      "list %u would have %llu pages, at most %u (limits.max_room_pages)",
+			      msg->list, (unsigned long long)msg->offset + msg->n_pages,
+			      config->limits.max_room_pages);
+	case -EMFILE:
+		return refuse(req, KVP__STATUS__STATUS_LIMIT,
+			      "the session builds %u lists, at most %u (limits.max_lists)",
+			      lists->n_lists, config->limits.max_lists);
+	default:
+		return refuse(req, KVP__STATUS__STATUS_NO_MEMORY, "no memory for %zu pages",
+			      msg->n_pages);
+	}
+}
+
+/* A user's rooms count over all its sessions: what the others hold is not ours to use. */
+static void share_rooms(struct kvp_session *session)
+{
+	uint32_t all = kvp_server_rooms_of(session->core->server, session->owner.uid);
+	uint32_t others = all - session->owner.n_rooms;
+
+	session->owner.max_rooms =
+		session->policy.max_rooms > others ? session->policy.max_rooms - others : 0;
+}
+
+static Kvp__Status expect(struct request *req)
+{
+	struct kvp_session *session = req->session;
+	struct kvp_pool *pool;
+	Kvp__Status status = find_active_pool(req, req->msg->expect->pool, &pool);
+
+	if (status != OK)
+		return status;
+	share_rooms(session);
+	return kvp_rooms_expect(session->core->rooms, &session->owner, pool, req->msg->expect,
+				&session->lists, req->err);
+}
+
+/* Accepted or not, the lists that a request names are used up. */
+static Kvp__Status on_expect(struct request *req)
+{
+	const Kvp__Expect *msg = req->msg->expect;
+	Kvp__Status status = expect(req);
+
+	for (size_t i = 0; i < msg->n_sides; i++)
+		kvp_lists_drop(&req->session->lists, msg->sides[i]->list);
+	return status;
+}
+
+static Kvp__Status on_open(struct request *req)
+{
+	struct kvp_session *session = req->session;
+	struct kvp_pool *pool;
+	Kvp__Status status = find_active_pool(req, req->msg->open->pool, &pool);
+
+	if (status != OK)
+		return status;
+	share_rooms(session);
+	return kvp_rooms_open(session->core->rooms, &session->owner, pool, req->msg->open,
+			      req->err);
+}
+
+static Kvp__Status submit(struct request *req)
+{
+	struct kvp_session *session = req->session;
+	const Kvp__Submit *msg = req->msg->submit;
+	struct kvp_room_fence named = { 0, 0 };
+
+	if (msg->fence) {
+		const struct kvp_fence *fence = find_fence(session, msg->fence);
+
+		if (!fence)
+			return refuse(req, KVP__STATUS__STATUS_NOT_FOUND,
+				      "submit.fence is %u: this session has none such", msg->fence);
+		if (msg->fence_word >= fence->n_words)
+			return refuse(req, KVP__STATUS__STATUS_INVALID,
+				      "submit.fence_word is %u, fence %u has words 0 to %u",
+				      msg->fence_word, msg->fence, fence->n_words - 1);
+		named = (struct kvp_room_fence){ fence->id, fence->n_words };
+	}
+	return kvp_rooms_submit(session->core->rooms, &session->owner, msg, &named, &session->lists,
+				req->err);
+}
+
+static Kvp__Status on_submit(struct request *req)
+{
+	const Kvp__Submit *msg = req->msg->submit;
+	Kvp__Status status = submit(req);
+
+	for (size_t i = 0; i < msg->n_sides; i++)
+		kvp_lists_drop(&req->session->lists, msg->sides[i]->list);
+	return status;
+}
+
+/* A session that has ended has said so to the rooms: they do not call this for it. */
+static void on_recalled(void *arg, uint64_t request, Kvp__Status status, uint32_t from)
+{
+	struct kvp_session *session = KVP_CONTAINER_OF(arg, struct kvp_session, owner);
+	Kvp__Reply reply = KVP__REPLY__INIT;
+
+	reply.id = request;
+	reply.status = status;
+	reply.recalled_from = from;
+	session->n_pending--;
+	kvp_session_reply(session, &reply, -1);
+	kvp_server_touch(session->core->server, session);
+}
+
+static Kvp__Status on_recall(struct request *req)
+{
+	struct kvp_session *session = req->session;
+	Kvp__Status status;
+
+	session->n_pending++;
+	req->postponed = true;
+	status = kvp_rooms_recall(session->core->rooms, &session->owner, req->msg->recall,
+				  on_recalled, req->msg->id, req->err);
+	if (status != OK) {
+		session->n_pending--;
+		req->postponed = false;
+	}
+	return status;
+}
+
+static Kvp__Status on_abort(struct request *req)
+{
+	return kvp_rooms_abort(req->session->core->rooms, &req->session->owner, req->msg->abort,
+			       req->err);
+}
+
+static Kvp__Status on_renew(struct request *req)
+{
+	return kvp_rooms_renew(req->session->core->rooms, req->msg->renew, req->err);
+}
+
+static Kvp__Status on_decline(struct request *req)
+{
+	return kvp_rooms_decline(req->session->core->rooms, req->msg->decline, req->err);
+}
+
+/* ---- looking inside */
+
+static Kvp__Status on_inspect(struct request *req)
+{
+	struct kvp_session *session = req->session;
+	const Kvp__Inspect *msg = req->msg->inspect;
+	struct kvp_inspect ask = {
+		.core = session->core,
+		.arg = msg->arg,
+		.all = msg->all,
+		.admin = session->admin,
+		.uid = session->owner.uid,
+		.now_ns = kvp_core_now_ns(),
+		.err = req->err,
+		.err_bytes = sizeof(req->err),
+	};
+	int fd = kvp_inspect_answer(&ask, msg->what);
+
+	if (fd < 0)
+		return (Kvp__Status)-fd;
+	req->reply_fd = fd;
+	return OK;
+}
+
+#ifdef KVP_TEST
+static Kvp__Status hold_lanes(struct request *req, enum kvp_hold point, bool on)
+{
+	const struct kvp_core *core = req->session->core;
+
+	for (uint32_t i = 0; i < core->n_lanes; i++) {
+		struct kvp_order_id *order = calloc(1, sizeof(*order));
+
+		if (!order)
+			return refuse(req, KVP__STATUS__STATUS_NO_MEMORY, "no memory");
+		order->order.type = KVP_ORDER_HOLD;
+		order->id = point;
+		order->value = on;
+		kvp_lane_order(core->lanes[i], &order->order);
+	}
+	return OK;
+}
+
+static Kvp__Status on_test_hold(struct request *req)
+{
+	static const char *const points[KVP_HOLD_N] = {
+		[KVP_HOLD_WANT] = "want",       [KVP_HOLD_GRANT] = "grant",
+		[KVP_HOLD_GATHER] = "gather",   [KVP_HOLD_SEND] = "send",
+		[KVP_HOLD_SCATTER] = "scatter", [KVP_HOLD_LANDED] = "landed",
+		[KVP_HOLD_OFFER] = "offer",
+	};
+	const Kvp__TestHold *msg = req->msg->test_hold;
+
+	for (unsigned i = 0; i < KVP_HOLD_N; i++) {
+		if (strcmp(msg->point, points[i]) != 0)
+			continue;
+		if (i != KVP_HOLD_OFFER)
+			return hold_lanes(req, i, msg->on);
+		kvp_rooms_hold_offers(req->session->core->rooms, msg->on);
+		return OK;
+	}
+	return refuse(req, KVP__STATUS__STATUS_NOT_FOUND,
+		      "test_hold.point is \"%.40s\": no such point", msg->point);
+}
+#else
+static Kvp__Status on_test_hold(struct request *req)
+{
+	return refuse(req, KVP__STATUS__STATUS_UNSUPPORTED,
+		      "test_hold: the daemon was built without test points");
+}
+#endif
+
+/* ---- dispatch */
+
+typedef Kvp__Status handler(struct request *req);
+
+static handler *const handlers[] = {
+	[KVP__CLIENT_MSG__BODY_HELLO] = on_hello,
+	[KVP__CLIENT_MSG__BODY_POOL_REGISTER] = on_pool_register,
+	[KVP__CLIENT_MSG__BODY_POOL_PAUSE] = on_pool_pause,
+	[KVP__CLIENT_MSG__BODY_POOL_RESUME] = on_pool_resume,
+	[KVP__CLIENT_MSG__BODY_POOL_UNREGISTER] = on_pool_unregister,
+	[KVP__CLIENT_MSG__BODY_FENCE_REGISTER] = on_fence_register,
+	[KVP__CLIENT_MSG__BODY_FENCE_UNREGISTER] = on_fence_unregister,
+	[KVP__CLIENT_MSG__BODY_PAGES] = on_pages,
+	[KVP__CLIENT_MSG__BODY_EXPECT] = on_expect,
+	[KVP__CLIENT_MSG__BODY_OPEN] = on_open,
+	[KVP__CLIENT_MSG__BODY_SUBMIT] = on_submit,
+	[KVP__CLIENT_MSG__BODY_RECALL] = on_recall,
+	[KVP__CLIENT_MSG__BODY_RENEW] = on_renew,
+	[KVP__CLIENT_MSG__BODY_DECLINE] = on_decline,
+	[KVP__CLIENT_MSG__BODY_ABORT] = on_abort,
+	[KVP__CLIENT_MSG__BODY_INSPECT] = on_inspect,
+	[KVP__CLIENT_MSG__BODY_TEST_HOLD] = on_test_hold,
+};
+
+static Kvp__Status dispatch(struct request *req)
+{
+	unsigned body = req->msg->body_case;
+
+	if (body >= KVP_ARRAY_SIZE(handlers) || !handlers[body])
+		return refuse(req, KVP__STATUS__STATUS_INVALID, "message: unknown kind %u", body);
+	if (req->session->state == KVP_SESSION_NEW && body != KVP__CLIENT_MSG__BODY_HELLO)
+		return refuse(req, KVP__STATUS__STATUS_INVALID, "hello must be the first request");
+	return handlers[body](req);
+}
+
+static void handle(struct kvp_session *session, const Kvp__ClientMsg *msg, const int *fds,
+		   size_t n_fds)
+{
+	Kvp__Reply reply = KVP__REPLY__INIT;
+	struct request req = {
+		.session = session,
+		.msg = msg,
+		.fds = fds,
+		.n_fds = (uint32_t)n_fds,
+		.reply = &reply,
+		.reply_fd = -1,
+	};
+	Kvp__Status status;
+
+	reply.id = msg->id;
+	session->n_requests++;
+	session->core->server->requests++;
+	status = (Kvp__Status)kvp_msg_check_fds(msg, n_fds, req.err, sizeof(req.err));
+	if (status == OK)
+		status = dispatch(&req);
+	reply.status = status;
+	if (status != OK) {
+		kvp_text_clean(req.err);
+		reply.text = req.err;
+	}
+	if (!req.postponed)
+		kvp_session_reply(session, &reply, req.reply_fd);
+}
+
+static void count_bad(struct kvp_session *session, const char *text)
+{
+	session->n_bad++;
+	session->core->server->bad_packets++;
+	kvp_log_limited(&log_bad, KVP_LOG_NOTICE, "client %llu %s (pid %u): refused a packet: %s",
+			(unsigned long long)session->owner.id, session->owner.name, session->pid,
+			text);
+	if (++session->bad_in_row >= KVP_SESSION_BAD_MAX)
+		kvp_session_end(session, "too many malformed packets in a row");
+}
+
+static void refuse_packet(struct kvp_session *session, uint64_t id, Kvp__Status status, char *text)
+{
+	Kvp__Reply reply = KVP__REPLY__INIT;
+
+	kvp_text_clean(text);
+	reply.id = id;
+	reply.status = status;
+	reply.text = text;
+	if (id != 0)
+		kvp_session_reply(session, &reply, -1);
+	if (session->state != KVP_SESSION_ENDING)
+		count_bad(session, text);
+}
+
+void kvp_session_refuse_packet(struct kvp_session *session, const uint8_t *buf, size_t n,
+			       const char *text)
+{
+	char copy[KVP_POOL_ERR];
+
+	(void)snprintf(copy, sizeof(copy), "%s", text); /* may be cut */
+	refuse_packet(session, kvp_msg_peek_id(buf, n), KVP__STATUS__STATUS_INVALID, copy);
+}
+
+void kvp_session_packet(struct kvp_session *session, const uint8_t *buf, size_t n, const int *fds,
+			size_t n_fds)
+{
+	KVP_CLEANUP(kvp_msg_free_clientp) Kvp__ClientMsg *msg = NULL;
+	char err[KVP_POOL_ERR] = "";
+	int status = kvp_msg_decode_client(buf, n, &msg, err, sizeof(err));
+
+	if (status == 0) {
+		session->bad_in_row = 0;
+		handle(session, msg, fds, n_fds);
+	} else {
+		refuse_packet(session, kvp_msg_peek_id(buf, n), (Kvp__Status)status, err);
+	}
+	for (size_t i = 0; i < n_fds; i++)
+		(void)close(fds[i]); /* whoever needed the memory has mapped it */
+}
