@@ -160,8 +160,8 @@ run-demo: all $(call bin,tests/demo*.c)
 	@$(if $(wildcard tests/demo.c),$(RUN_ENV) UCX_LOG_LEVEL=error $(BUILD)/tests/demo)
 fuzz: deps
 	$(sub) CC=clang SAN=address,undefined FUZZ=1 build/fuzz-clang/tests/fuzz_$(T)
-	@mkdir -p tests/corpus/$(T)
-	build/fuzz-clang/tests/fuzz_$(T) -max_total_time=$(SECS) -timeout=10 tests/corpus/$(T)
+	@mkdir -p build/fuzz-clang/$(T) tests/corpus/$(T)
+	cd tests/corpus && ../../build/fuzz-clang/tests/fuzz_$(T) -max_total_time=$(SECS) -timeout=10 -artifact_prefix=$(T)/ ../../build/fuzz-clang/$(T) $(T)
 
 lint: deps $(PBH)
 	@echo $(C_FILES) | tr ' ' '\n' | xargs -P2 -n1 tests/tidy.sh $(CPPFLAGS_ALL) -std=gnu17 --

@@ -51,7 +51,6 @@ void kvp_log_setup(int fd, enum kvp_log_level max_level)
 	log_state.fd = fd;
 	log_state.sink = LOG_SINK_PLAIN;
 	log_state.max_level = max_level;
-	/* NOLINTNEXTLINE(concurrency-mt-unsafe): before threads start */
 	log_state.priorities = getenv("JOURNAL_STREAM") || !isatty(fd);
 
 	if (fstat(fd, &st) < 0)

@@ -56,7 +56,7 @@ static int replay_dir(const char *path)
 	if (!dir)
 		return -errno;
 
-	while (r == 0 && (entry = readdir(dir))) { /* NOLINT(concurrency-mt-unsafe): one thread */
+	while (r == 0 && (entry = readdir(dir))) {
 		if (entry->d_name[0] == '.')
 			continue;
 		if (snprintf(name, sizeof(name), "%s/%s", path, entry->d_name) >= (int)sizeof(name))

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include <criterion/criterion.h>
+
 #include "proto/util.h"
 
 uint64_t plan_random(uint64_t *seed)
@@ -134,11 +136,16 @@ FILE *plan_vectors_open(void)
 {
 	const char *folder = getenv("KVP_VECTORS"), *top = getenv("KVP_TOP");
 	char path[4096];
+	FILE *file;
 
 	if (folder)
 		(void)snprintf(path, sizeof(path), "%s/plan.jsonl", folder); /* too long: no file */
 	else
 		(void)snprintf(path, sizeof(path), "%s/../shared/vectors/plan.jsonl",
 			       top ? top : ".");
-	return fopen(path, "r");
+	file = fopen(path, "r");
+	cr_assert(file || !folder, "%s: %m", path);
+	if (!file)
+		(void)fprintf(stderr, "no planner vectors here: set KVP_VECTORS to their folder\n");
+	return file;
 }

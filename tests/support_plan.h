@@ -46,5 +46,6 @@ uint64_t oracle_rows(const struct plan_case *c, struct oracle_row *rows);
 uint64_t run_src_row(const struct plan_case *c, const struct kvp_run *run, uint32_t k);
 uint64_t run_dst_row(const struct plan_case *c, const struct kvp_run *run, uint32_t k);
 
-/* plan.jsonl in $KVP_VECTORS, else beside the source tree; NULL when there is none. */
+/* plan.jsonl in $KVP_VECTORS, where it must be, else beside the source tree; NULL: none, said so.
+ */
 FILE *plan_vectors_open(void);

@@ -239,6 +239,14 @@ static uint32_t below(uint64_t *seed, uint64_t limit)
 	return (uint32_t)(plan_random(seed) % limit);
 }
 
+/* A quarter of the bits set, about. */
+static uint64_t sparse_bits(uint64_t *seed)
+{
+	uint64_t bits = plan_random(seed);
+
+	return bits & plan_random(seed);
+}
+
 static struct kvp_side side_random(uint64_t *seed, uint32_t dcp_size)
 {
 	struct kvp_side side = { .page = 4u << below(seed, 3),
@@ -301,7 +309,7 @@ static void world_make(struct world *w, uint64_t *seed)
 		w->dst_sides[g] = side_random(seed, dcp);
 		w->starts[g] = below(seed, 2) ? 0 : below(seed, MAX_ROWS);
 	}
-	n_dst = entries_make(w->dst, lo, hi, plan_random(seed) & plan_random(seed), w->dst_sides);
+	n_dst = entries_make(w->dst, lo, hi, sparse_bits(seed), w->dst_sides);
 	w->need = (struct kvp_need){ .entries = w->dst,
 				     .sides = w->dst_sides,
 				     .starts = w->starts,
@@ -316,8 +324,8 @@ static void world_make(struct world *w, uint64_t *seed)
 			w->src_sides[i][g] = i ? w->src_sides[0][g] : side_random(seed, ranks);
 			w->src_sides[i][g].dcp_rank = i % ranks;
 		}
-		n = entries_make(w->src[i], from, from + 16 / parts,
-				 plan_random(seed) & plan_random(seed), w->src_sides[i]);
+		n = entries_make(w->src[i], from, from + 16 / parts, sparse_bits(seed),
+				 w->src_sides[i]);
 		for (uint32_t k = 0; i % ranks && k < n; k++) {
 			if (w->src[i][k].klass == KVP_CLASS_REPLICATED)
 				mask[0] &= ~(UINT64_C(1) << k);

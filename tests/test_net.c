@@ -262,7 +262,7 @@ static void kill_and_reap(pid_t pid)
 	waitpid(pid, NULL, 0);
 }
 
-Test(net, keeps_order_and_bytes_of_every_size, .timeout = 60)
+Test(net, keeps_order_and_bytes_of_every_size)
 {
 	static const size_t sizes[] = { 0,       1,       575,     576,     577,     4096,
 					8192,    36864,   65535,   65536,   65537,   262144,
@@ -297,7 +297,7 @@ Test(net, keeps_order_and_bytes_of_every_size, .timeout = 60)
 	node_close(&b);
 }
 
-Test(net, header_belongs_to_the_caller_again, .timeout = 60)
+Test(net, header_belongs_to_the_caller_again)
 {
 	struct node a, b;
 	struct hdr hdr;
@@ -316,7 +316,7 @@ Test(net, header_belongs_to_the_caller_again, .timeout = 60)
 	node_close(&b);
 }
 
-Test(net, answers_out_of_a_callback, .timeout = 60)
+Test(net, answers_out_of_a_callback)
 {
 	struct node a, b;
 
@@ -333,7 +333,7 @@ Test(net, answers_out_of_a_callback, .timeout = 60)
 	node_close(&b);
 }
 
-Test(net, drops_what_the_lane_refuses, .timeout = 60)
+Test(net, drops_what_the_lane_refuses)
 {
 	unsigned char *payload = malloc(BIG);
 	struct node a, b;
@@ -373,7 +373,7 @@ static void send_raw(struct node *node, const void *hdr, size_t hdr_bytes, void 
 		ucp_request_free(request); /* UCP ends it by itself */
 }
 
-Test(net, drops_malformed_headers, .timeout = 60)
+Test(net, drops_malformed_headers)
 {
 	static unsigned char junk[1024];
 	struct hdr hdr = { .seq = 0 };
@@ -397,7 +397,7 @@ Test(net, drops_malformed_headers, .timeout = 60)
 	node_close(&b);
 }
 
-Test(net, takes_a_rendezvous, .timeout = 60)
+Test(net, takes_a_rendezvous)
 {
 	struct hdr hdr = { .bytes = BIG };
 	unsigned char *payload = malloc(BIG);
@@ -424,7 +424,7 @@ Test(net, takes_a_rendezvous, .timeout = 60)
 	free(payload);
 }
 
-Test(net, bounds_what_one_peer_holds, .timeout = 60)
+Test(net, bounds_what_one_peer_holds)
 {
 	size_t bytes = 1 << 20;
 	unsigned char *payload = malloc(bytes);
@@ -451,7 +451,7 @@ Test(net, bounds_what_one_peer_holds, .timeout = 60)
 	free(payload);
 }
 
-Test(net, refuses_garbage_addresses, .timeout = 60)
+Test(net, refuses_garbage_addresses)
 {
 	unsigned char addr[KVP_NET_ADDR_MAX + 16] = { 0 };
 	struct kvp_net_ep *ep = NULL;
@@ -477,7 +477,7 @@ Test(net, refuses_garbage_addresses, .timeout = 60)
 	node_close(&b);
 }
 
-Test(net, says_why_it_cannot_open, .timeout = 60)
+Test(net, says_why_it_cannot_open)
 {
 	struct kvp_net_config config = { .events = &events, .interface = "nonesuch0" };
 	struct kvp_net *net = NULL;
@@ -493,7 +493,7 @@ Test(net, says_why_it_cannot_open, .timeout = 60)
 	ops->close(NULL);
 }
 
-Test(net, listens_within_its_ports, .timeout = 60)
+Test(net, listens_within_its_ports)
 {
 	struct node b = { .place = malloc(BIG) };
 	struct kvp_net_config config = {
@@ -514,7 +514,7 @@ Test(net, listens_within_its_ports, .timeout = 60)
 	node_close(&b);
 }
 
-Test(net, dead_peer_fails_the_endpoint_once, .timeout = 60)
+Test(net, dead_peer_fails_the_endpoint_once)
 {
 	size_t bytes = 1 << 20;
 	unsigned char *payload = calloc(1, bytes);
@@ -542,7 +542,7 @@ Test(net, dead_peer_fails_the_endpoint_once, .timeout = 60)
 	free(payload);
 }
 
-Test(net, close_ends_pending_sends, .timeout = 60)
+Test(net, close_ends_pending_sends)
 {
 	size_t bytes = 1 << 20;
 	unsigned char *payload = calloc(1, bytes);
@@ -576,7 +576,7 @@ Test(net, close_ends_pending_sends, .timeout = 60)
 	free(payload);
 }
 
-Test(net, closing_the_net_ends_all, .timeout = 60)
+Test(net, closing_the_net_ends_all)
 {
 	unsigned char *payload = calloc(1, 1 << 20);
 	uint64_t taken = 0;
@@ -594,7 +594,7 @@ Test(net, closing_the_net_ends_all, .timeout = 60)
 	kill_and_reap(pid);
 }
 
-Test(net, reconnects_without_a_leak, .timeout = 120)
+Test(net, reconnects_without_a_leak)
 {
 	struct node a, b;
 	int before = 0;
@@ -621,7 +621,7 @@ Test(net, reconnects_without_a_leak, .timeout = 120)
 	node_close(&a);
 }
 
-Test(net, reconnects_after_kills_without_a_leak, .timeout = 120)
+Test(net, reconnects_after_kills_without_a_leak)
 {
 	struct node a, peer;
 	int before = 0;
@@ -640,7 +640,7 @@ Test(net, reconnects_after_kills_without_a_leak, .timeout = 120)
 	cr_assert_leq(n_fds(), before);
 }
 
-Test(net, reopens_an_endpoint_to_the_same_peer, .timeout = 120)
+Test(net, reopens_an_endpoint_to_the_same_peer)
 {
 	struct node a, b;
 
@@ -658,7 +658,7 @@ Test(net, reopens_an_endpoint_to_the_same_peer, .timeout = 120)
 	node_close(&b);
 }
 
-Test(net, no_wake_up_is_lost, .timeout = 120)
+Test(net, no_wake_up_is_lost)
 {
 	struct node a, peer;
 	pid_t pid = echo_start(&a, &peer);
@@ -681,7 +681,7 @@ Test(net, no_wake_up_is_lost, .timeout = 120)
 	node_close(&a);
 }
 
-Test(net, sleeps_without_peers, .timeout = 60)
+Test(net, sleeps_without_peers)
 {
 	struct node a;
 	struct pollfd pfd;
@@ -694,7 +694,7 @@ Test(net, sleeps_without_peers, .timeout = 60)
 	node_close(&a);
 }
 
-Test(net, leaves_signals_alone, .timeout = 60)
+Test(net, leaves_signals_alone)
 {
 	static const int signals[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE };
 	struct sigaction old;
@@ -710,7 +710,7 @@ Test(net, leaves_signals_alone, .timeout = 60)
 	node_close(&a);
 }
 
-Test(net, unreachable_peer_does_not_block, .timeout = 60)
+Test(net, unreachable_peer_does_not_block)
 {
 	struct node a, b;
 	uint64_t start;
