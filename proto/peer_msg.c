@@ -252,13 +252,14 @@ int kvp_frames_push(struct kvp_frames *frames, const void *data, size_t n)
 
 int kvp_frames_next(struct kvp_frames *frames, Kvp__PeerMsg **out, char *err, size_t errlen)
 {
-	const uint8_t *p = frames->buf + frames->pos;
+	const uint8_t *p;
 	size_t held = frames->len - frames->pos;
 	uint32_t len;
 	int r;
 
 	if (held < KVP_FRAME_HEAD)
 		return 0;
+	p = frames->buf + frames->pos;
 	len = (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 	if (len == 0 || len > KVP_LIMIT_FRAME) {
 		if (err)
