@@ -6,10 +6,14 @@
  * libkvpack: hands KV pools and transfer requests of one engine process to the node's kvpackd.
  *
  * Threads: a client is used by one thread at a time; different clients are independent. The library
- * starts no thread, installs no signal handler and never logs.
+ * starts no thread, installs no signal handler, raises no SIGPIPE and never logs. A client belongs
+ * to the process that opened it: in a forked child every call is refused with -EINVAL, but for
+ * kvp_client_close(), which there only frees.
  *
  * Errors: every function that can fail returns 0 (or a count) or a negative errno:
  *   -EINVAL     a malformed argument, or the daemon's status says the request was wrong
+ *               (INVALID, GEOMETRY, ALIGNMENT, SRC_RANGE, DST_RANGE)
+ *   -ENOENT     an unknown pool or room
  *   -ENOTCONN   no connection to the daemon now; kvp_process() reconnects by itself
  *   -ETIMEDOUT  a blocking call ran out of its time
  *   -ENOMEM, -EMSGSIZE, other negative errno of a system call
@@ -19,7 +23,15 @@
  * Requests: a request struct starts with `size`, set by its initialiser macro; the library copies all
  * it needs before the call returns. With `done` NULL the call waits for the daemon's answer (at most
  * the client's timeout). With a `done` function the call returns at once and done() runs exactly
- * once, inside kvp_process() or another call on this client, with the daemon's answer.
+ * once, inside kvp_process() or another call on this client that waits, with the daemon's answer.
+ * It may call anything but kvp_client_close(). Requests are answered in order and may be pipelined;
+ * -EAGAIN says that too much waits for the daemon already: process, then try again.
+ *
+ * Losing the daemon: requests without an answer end with KVP_STATUS_DAEMON_LOST. The library
+ * connects again (50 ms to 2 s apart), registers pools and fences anew, and repeats expectations of
+ * which nothing has arrived and opens of which nothing was submitted, once the old daemon's process is
+ * known to be dead. All other rooms fail at once (status DAEMON_LOST, retry set); they are released
+ * when that process is dead. Blocking calls wait for the new connection within their timeout.
  *
  * Transfers themselves never complete by a callback: a room's progress is state, kept here and read
  * by kvp_room_state(), which never blocks and never goes backwards.
@@ -106,7 +118,8 @@ int kvp_client_open(struct kvp_client **ret, const struct kvp_client_options *op
  * requests runs with KVP_STATUS_DAEMON_LOST. */
 void kvp_client_close(struct kvp_client *client);
 
-/** The last refusal or error on this client, in words; "" if none. Valid until the next call. */
+/** The last refusal or error on this client, in words; "" if none. Valid until the next call.
+ * NULL asks about this thread's last kvp_client_open() that failed. */
 const char *kvp_last_error(const struct kvp_client *client);
 enum kvp_status kvp_last_status(const struct kvp_client *client);
 
@@ -183,7 +196,7 @@ int kvp_pool_register(struct kvp_client *client, const struct kvp_pool_desc *des
 int kvp_pool_pause(struct kvp_client *client, uint32_t pool, kvp_done_fn *done, void *arg);
 /** The same geometry with new memory. */
 int kvp_pool_resume(struct kvp_client *client, uint32_t pool, const int *fds, uint32_t n_fds);
-/** As pause, and forgets the pool. Afterwards the memory is the caller's alone. */
+/** As pause, and forgets the pool when the daemon says ok. Afterwards the memory is the caller's alone. */
 int kvp_pool_unregister(struct kvp_client *client, uint32_t pool, kvp_done_fn *done, void *arg);
 
 /* ---- fences -------------------------------------------------------------------------------- */
@@ -346,7 +359,8 @@ int kvp_open(struct kvp_client *client, const struct kvp_open *open, kvp_done_fn
  * The source rows must not change until source_free > seq. After a refusal the number is used again. */
 int kvp_submit(struct kvp_client *client, kvp_room_id id, const struct kvp_chunk *chunk, kvp_done_fn *done,
 	       void *arg, uint32_t *seq);
-/** Withdraws chunks >= seq that are not packed yet; *@from (may be NULL): the first one withdrawn. Blocks. */
+/** Withdraws chunks >= seq that are not packed yet; *@from (may be NULL): the first one withdrawn,
+ * whose number the next submit has again. Blocks. */
 int kvp_recall(struct kvp_client *client, kvp_room_id id, uint32_t seq, uint32_t *from);
 /** Ends this end's room without success. Harmless when it is over. @reason may be NULL. */
 int kvp_abort(struct kvp_client *client, kvp_room_id id, const char *reason);
