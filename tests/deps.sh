@@ -1,19 +1,13 @@
 #!/bin/bash
 # Installs the Debian packages that build and tests need, only those that are missing.
-# Arguments: none for all, `base` for what `make all` alone needs, `rdma` for base and the guest of
-# `make check-rdma`.
+# Arguments: none for all, `base` for what `make all` alone needs.
 
 base="gcc make pkg-config libc6-dev libuv1-dev libprotobuf-c-dev protobuf-c-compiler libucx-dev
-libinih-dev uthash-dev libcjson-dev libxxhash-dev libibverbs-dev librdmacm-dev"
+libinih-dev uthash-dev libcjson-dev libxxhash-dev"
 tests="libcriterion-dev clang clang-format clang-tidy cppcheck libclang-rt-14-dev valgrind"
 
-rdma="qemu-system-x86 busybox-static xz-utils iproute2 ibverbs-providers"
-
-case $1 in
-base) want=$base ;;
-rdma) want="$base $rdma" ;;
-*) want="$base $tests" ;;
-esac
+want=$base
+[ "$1" = base ] || want="$base $tests"
 
 if ! command -v dpkg-query >/dev/null; then
 	echo "deps: this is not Debian; make sure that you have: $(echo $want)" >&2

@@ -1,0 +1,516 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Inside of a lane: what its thread owns. Shared by lane*.c, rx*.c, tx*.c and link.c only;
+ * everything here is touched by the lane's thread alone, unless it says otherwise.
+ *
+ * Callbacks of the transport only check, copy and mark; messages are sent, and objects freed, by
+ * the steps of the turn. An object that something happened to is marked dirty and settled at the
+ * end of the turn: its board, its wait, and whether it is over.
+ */
+
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "daemon/lane.h"
+#include "daemon/ring.h"
+#include "daemon/table.h"
+#include "proto/kvpack.pb-c.h"
+#include "proto/wire.h"
+
+#define KVP_LANE_RX_PIECES 8192u
+#define KVP_LANE_TX_PIECES 4096u
+/* Work of one turn: bounded, so that orders and fences are looked at every few milliseconds. */
+#define KVP_LANE_TURN_PROGRESS 16u
+#define KVP_LANE_TURN_GATHER_BYTES (8u << 20)
+#define KVP_LANE_TURN_WANTS 64u
+#define KVP_LANE_TURN_LOCAL_BYTES (8u << 20)
+/* Fences are looked at again after this, twice as long each time. */
+#define KVP_LANE_FENCE_MIN_NS UINT64_C(20000)
+#define KVP_LANE_FENCE_MAX_NS UINT64_C(1000000)
+/* While an endpoint closes, the transport's own deadlines need turns. */
+#define KVP_LANE_CLOSE_POLL_NS UINT64_C(50000000)
+
+struct kvp_lane;
+struct kvp_rx_leg;
+struct kvp_tx_leg;
+
+TAILQ_HEAD(kvp_rx_pieces, kvp_rx_piece);
+TAILQ_HEAD(kvp_tx_pieces, kvp_tx_piece);
+TAILQ_HEAD(kvp_rx_legs, kvp_rx_leg);
+TAILQ_HEAD(kvp_tx_legs, kvp_tx_leg);
+TAILQ_HEAD(kvp_rxs, kvp_rx);
+TAILQ_HEAD(kvp_txs, kvp_tx);
+TAILQ_HEAD(kvp_links, kvp_link);
+TAILQ_HEAD(kvp_shares, kvp_share);
+TAILQ_HEAD(kvp_chunks, kvp_chunk);
+
+/* ---- objects that others refer to ------------------------------------------------------------ */
+
+struct kvp_lane_pool {
+	struct kvp_table_node node;
+	struct kvp_order_pool *order; /* owned */
+	uint32_t refs;                /* rx and tx that use it */
+	bool ended;
+};
+
+struct kvp_lane_fence {
+	struct kvp_table_node node;
+	struct kvp_order_fence *order; /* owned */
+};
+
+/* A peer session's part in the rings; lives while an endpoint or a landing slot of the session
+ * does. */
+struct kvp_share {
+	struct kvp_table_node node;
+	uint32_t refs;
+	uint32_t land_slots;     /* granted to it */
+	uint32_t pack_slots;     /* pieces of it that hold one */
+	struct kvp_rx_legs legs; /* with wants in their queue; served in turns */
+	bool queued;             /* in lane->shares */
+	TAILQ_ENTRY(kvp_share) link;
+};
+
+/* What an ended sender leg still has to say; outlives the leg. */
+struct kvp_return {
+	uint64_t generation;
+	uint32_t sender;
+	STAILQ_ENTRY(kvp_return) link;
+};
+
+enum kvp_link_state {
+	KVP_LINK_OPEN,
+	KVP_LINK_BROKEN,  /* failed; closed in the next turn */
+	KVP_LINK_CLOSING, /* until the transport says closed */
+	KVP_LINK_CLOSED,
+};
+
+/* Where the sending of a piece row by row stands. */
+struct kvp_raw_cursor {
+	struct kvp_tx_piece *piece;         /* NULL: none has begun */
+	uint32_t part_idx;                  /* the next part's */
+	uint32_t row;                       /* of the run, the next to go */
+	uint32_t entry, src_off, row_bytes; /* of the part */
+	uint64_t offset;                    /* of the next row in the piece */
+	uint64_t part_end;
+	struct kvp_rows_iter it;
+	struct kvp_run run;
+};
+
+/* A lane's view of an endpoint. */
+struct kvp_link {
+	struct kvp_table_node node;
+	struct kvp_order_ep *order; /* owned */
+	struct kvp_lane *lane;
+	struct kvp_net_ep *net_ep; /* NULL when closed */
+	struct kvp_share *share;
+	enum kvp_link_state state;
+	bool ended; /* by the loop */
+	bool full;  /* the transport takes nothing until it has progressed */
+	/* receiver */
+	uint32_t wants_queued;
+	struct kvp_rx_pieces landed; /* LANDED to be sent */
+	struct kvp_rx_legs refusals; /* REFUSE to be sent */
+	struct kvp_rx_legs rx_legs;  /* all that answer here */
+	/* sender */
+	uint32_t wants_out;           /* wants without a grant */
+	uint32_t sending;             /* payloads in the transport's hands */
+	struct kvp_tx_legs ready;     /* legs with a piece to want, served in turns */
+	struct kvp_tx_pieces wanted;  /* no grant yet, not packed */
+	struct kvp_tx_pieces granted; /* to be packed, sent */
+	struct kvp_raw_cursor raw;    /* of the first of them, without packing */
+	struct kvp_tx_legs tx_legs;   /* all that send here */
+	STAILQ_HEAD(, kvp_return) returns;
+	TAILQ_ENTRY(kvp_link) link; /* in lane->links */
+};
+
+/* ---- receiver -------------------------------------------------------------------------------- */
+
+enum kvp_rx_piece_state {
+	KVP_RX_QUEUED,  /* until a landing slot is free and its session's turn has come */
+	KVP_RX_GRANTED, /* until the data is here */
+	KVP_RX_HERE,    /* kept before the scatter by a test point */
+	KVP_RX_LANDED,  /* until LANDED is sent, and until the leg's older pieces have landed */
+	KVP_RX_ORPHAN,  /* its rx is over; until the transport lets go of the slot */
+};
+
+struct kvp_rx_piece {
+	struct kvp_rx_leg *leg;  /* NULL: orphan */
+	struct kvp_slot *slot;   /* GRANTED, HERE, ORPHAN */
+	struct kvp_share *share; /* of the slot */
+	enum kvp_rx_piece_state state;
+	uint8_t kind; /* enum kvp_wire_kind */
+	bool told;    /* LANDED is sent */
+	bool passed;  /* counted in the leg's arrived positions, out of leg->order */
+	uint32_t tokens;
+	uint32_t segment;            /* index in the rx's list */
+	uint32_t receiving;          /* messages that the transport still writes */
+	uint32_t part_idx;           /* row by row: the part that the next row belongs to */
+	uint64_t part_off, part_end; /* ... and the place of that row */
+	uint32_t part_row;           /* ... and its bytes */
+	uint64_t start;              /* ROWS: first position; SEGMENT, META: offset */
+	uint64_t bytes;
+	uint64_t given, got; /* bytes announced by messages, bytes here */
+	uint64_t need;       /* bytes that are to come; 0: no message yet */
+	uint64_t cookie;
+	uint64_t since_ns;
+	uint64_t set[KVP_LANE_MASK_WORDS];
+	TAILQ_ENTRY(kvp_rx_piece) order; /* leg->order: as wanted; also the free list */
+	TAILQ_ENTRY(kvp_rx_piece) queue; /* leg->queued, lane->rx_here, link->landed */
+};
+
+/* The chunk that a leg's wants belong to now. */
+struct kvp_rx_chunk {
+	uint64_t start, tokens;
+	uint64_t set[KVP_LANE_MASK_WORDS];
+	uint32_t n_pieces, n_rows;
+	bool last;
+};
+
+struct kvp_rx_leg {
+	struct kvp_rx *rx;
+	struct kvp_link *link;     /* NULL: local, or its endpoint is gone */
+	struct kvp_lane_geom geom; /* owned block */
+	uint32_t sender;
+	bool local;
+	bool last_seen, returned, finished;
+	bool share_queued;     /* in share->legs */
+	bool refuse;           /* in link->refusals */
+	uint32_t piece_tokens; /* 0: local, before its first want */
+	uint32_t seq, piece;   /* the next want's */
+	uint32_t open_segment; /* begun, not finished: index; UINT32_MAX: none */
+	struct kvp_rx_chunk chunk;
+	uint32_t n_order, n_queued;
+	struct kvp_rx_pieces order, queued;
+	uint64_t refuse_cookie;
+	uint32_t refuse_status;
+	uint64_t arrived; /* least landed position over its entries */
+	uint64_t *wanted; /* [n_src] by source entry: wanted up to here */
+	uint64_t *landed; /* [n_src] landed without a gap up to here */
+	TAILQ_ENTRY(kvp_rx_leg) rx_link, link_link, share_link, refuse_link;
+};
+
+/* A segment, or the meta. */
+struct kvp_rx_blob {
+	uint64_t wanted, landed, total;
+	uint32_t sender; /* UINT32_MAX: not begun */
+	bool done;       /* landed in full */
+};
+
+struct kvp_rx {
+	struct kvp_table_node node; /* id: generation */
+	struct kvp_lane *lane;
+	struct kvp_order_rx *order; /* owned */
+	struct kvp_lane_pool *pool;
+	struct kvp_rx_legs legs;
+	uint32_t n_legs, n_finished;
+	uint32_t n_queued, n_granted, n_here; /* pieces by state */
+	uint32_t blobs_left;                  /* segments and meta that have not landed */
+	struct kvp_rx_blob *blobs;            /* owned [n_segments + 1]; the last is the meta */
+	bool failed, complete, dirty, moved;
+	TAILQ_ENTRY(kvp_rx) dirty_link;
+};
+
+/* ---- sender ---------------------------------------------------------------------------------- */
+
+enum kvp_tx_piece_state {
+	KVP_TX_WANTED,  /* until GRANT, or LANDED without bytes */
+	KVP_TX_GRANTED, /* until it is packed and the transport has taken it */
+	KVP_TX_SENT,    /* until sent() and LANDED, in either order */
+};
+
+struct kvp_tx_piece {
+	struct kvp_tx_leg *leg;
+	struct kvp_chunk *chunk;
+	struct kvp_slot *slot; /* packed */
+	enum kvp_tx_piece_state state;
+	uint8_t kind;
+	bool ahead; /* packed without a grant */
+	bool landed, gathered;
+	uint32_t idx; /* in the chunk */
+	uint32_t tokens;
+	uint32_t segment; /* index in the chunk's list */
+	uint32_t sends;   /* in the transport's hands */
+	uint32_t nonce;   /* high half of the cookie */
+	uint32_t remote_slot;
+	uint64_t token;
+	uint64_t start; /* ROWS: first position; SEGMENT, META: offset */
+	uint64_t bytes, total;
+	uint64_t since_ns;
+	TAILQ_ENTRY(kvp_tx_piece) order; /* leg->order; also the free list */
+	TAILQ_ENTRY(kvp_tx_piece) queue; /* link->wanted, link->granted */
+};
+
+struct kvp_chunk {
+	struct kvp_order_chunk *order; /* owned */
+	uint64_t to_gather, to_land;   /* pieces, over all legs, once counted */
+	bool counted;                  /* the room has started */
+	bool fenced;                   /* its fence is reached, or it has none */
+	bool touched;                  /* a piece of it was wanted or moved */
+	TAILQ_ENTRY(kvp_chunk) link;
+};
+
+struct kvp_tx_leg {
+	struct kvp_tx *tx;
+	struct kvp_link *link;          /* NULL: local, or its endpoint is gone */
+	struct kvp_order_tx_leg *order; /* owned, with its geometry */
+	uint64_t slot_bytes;
+	uint32_t groups; /* source groups that its pairs use, a bit each */
+	bool local;
+	bool ready;              /* in link->ready */
+	bool dropped;            /* over: pieces go when the transport lets go of them */
+	struct kvp_chunk *chunk; /* the next piece's; NULL: none is there */
+	uint32_t piece;          /* the next piece's index, below n_pieces */
+	uint32_t n_pieces;       /* of that chunk */
+	uint32_t n_order;
+	struct kvp_tx_pieces order_list; /* from the oldest that has not landed */
+	/* Legs that pack alike: the first of them, the next of them, and how far any has packed. */
+	struct kvp_tx_leg *alike, *alike_next;
+	uint64_t packed; /* of the first: seq << 32 | (idx + 1) */
+	TAILQ_ENTRY(kvp_tx_leg) tx_link, link_link, ready_link;
+};
+
+struct kvp_tx {
+	struct kvp_table_node node;
+	struct kvp_lane *lane;
+	struct kvp_order_tx *order; /* owned */
+	struct kvp_lane_pool *pool;
+	struct kvp_tx_legs legs;
+	struct kvp_chunks chunks;   /* not yet delivered, by seq */
+	struct kvp_chunk *unfenced; /* the first that waits for its fence */
+	uint32_t n_legs, n_local;
+	uint32_t next_seq;
+	uint32_t local_tokens;                /* of a local piece */
+	uint32_t n_wanted, n_granted, n_sent; /* pieces by state */
+	bool started, failed, ended, last_seen, dirty, moved;
+	bool local_queued, fence_queued;
+	TAILQ_ENTRY(kvp_tx) dirty_link, local_link, fence_link;
+};
+
+/* ---- the lane -------------------------------------------------------------------------------- */
+
+#define KVP_LANE_STATUS_WORDS (sizeof(struct kvp_lane_status) / sizeof(uint64_t))
+#define KVP_LANE_TOKENS 512u
+
+struct kvp_lane {
+	struct kvp_lane_config config;
+	pthread_t thread;
+	sem_t started;
+	int start_result;
+	char start_err[256];
+	struct kvp_inbox inbox; /* any thread pushes */
+	int wake_fd;
+	_Atomic bool stop;
+
+	struct kvp_net *net;
+	uint8_t addr[KVP_NET_ADDR_MAX];
+	uint32_t addr_bytes;
+
+	uint64_t now_ns; /* once a turn, and after long work */
+	struct kvp_ring pack, land;
+	struct kvp_table pools, fences, eps, shares_by_id, rxs, txs;
+	struct kvp_links links;
+	uint32_t links_closing;
+	struct kvp_shares shares;     /* with wants in their queue; served in turns */
+	struct kvp_rx_pieces rx_here; /* kept before the scatter */
+	struct kvp_rxs dirty_rxs;
+	struct kvp_txs dirty_txs, local, fenced;
+	uint64_t fence_next_ns, fence_step_ns;
+	uint32_t ahead; /* pieces packed without a grant */
+	uint32_t here;  /* pieces in rx_here */
+	uint32_t holds; /* bits by enum kvp_hold */
+
+	struct kvp_rx_piece *rx_pool; /* owned [KVP_LANE_RX_PIECES] */
+	struct kvp_tx_piece *tx_pool; /* owned [KVP_LANE_TX_PIECES] */
+	uint32_t rx_fresh, tx_fresh;  /* never used from here on */
+	uint32_t rx_live, tx_live;
+	struct kvp_rx_pieces rx_free;
+	struct kvp_tx_pieces tx_free;
+	struct kvp_part *parts; /* owned [KVP_PAIRS_MAX], scratch */
+
+	uint64_t tokens[KVP_LANE_TOKENS]; /* random numbers not yet used */
+	uint32_t n_tokens;
+	uint32_t nonce;
+
+	struct kvp_lane_status counts; /* counters; the rest is filled when published */
+	/* Seqlock: odd while it is written. */
+	_Atomic uint64_t status_seq;
+	_Atomic uint64_t status_words[KVP_LANE_STATUS_WORDS];
+	_Atomic uint64_t turns, turn_ns, call_since_ns;
+	_Atomic(const char *) call;
+};
+
+static_assert(sizeof(struct kvp_lane_status) % sizeof(uint64_t) == 0, "copied as words");
+
+uint64_t kvp_lane_now(void);
+/* Adds to a counter of a board that only the lane writes. */
+void kvp_board_add(_Atomic uint64_t *counter, uint64_t n);
+/* Stores now if nothing is stored yet. */
+void kvp_board_once(_Atomic uint64_t *stamp, uint64_t now_ns);
+
+/* Is the geometry of a leg within what the lane's structs can hold? */
+bool kvp_lane_geom_fits(const struct kvp_lane_geom *leg);
+
+static inline bool kvp_lane_held(const struct kvp_lane *lane, enum kvp_hold point)
+{
+#ifdef KVP_TEST
+	return lane->holds >> point & 1;
+#else
+	(void)lane;
+	(void)point;
+	return false;
+#endif
+}
+
+/* The foreign call that the lane is about to make, for whoever wonders why it hangs; NULL: back. */
+void kvp_lane_call(struct kvp_lane *lane, const char *call);
+
+/* A random number that is not 0. */
+uint64_t kvp_lane_token(struct kvp_lane *lane);
+
+/* Publishes the status; lane_status.c */
+void kvp_lane_publish(struct kvp_lane *lane);
+
+struct kvp_lane_pool *kvp_lane_pool_find(struct kvp_lane *lane, uint64_t id);
+void kvp_lane_pool_put(struct kvp_lane *lane, struct kvp_lane_pool *pool);
+/* Is the chunk's fence reached? Negative: it does not exist. */
+int kvp_lane_fence_reached(struct kvp_lane *lane, const struct kvp_order_chunk *chunk);
+
+/* lane_orders.c: handles one order, which is the lane's. */
+void kvp_lane_handle(struct kvp_lane *lane, struct kvp_order *order);
+void kvp_order_free(struct kvp_order *order);
+
+/* ---- link.c: endpoints and messages ---------------------------------------------------------- */
+
+extern const struct kvp_net_events kvp_lane_events;
+
+void kvp_link_add(struct kvp_lane *lane, struct kvp_order_ep *order);
+void kvp_link_end(struct kvp_lane *lane, uint64_t id);
+struct kvp_link *kvp_link_find(struct kvp_lane *lane, uint64_t id);
+/* Sends a message without payload: 0, or -EAGAIN (also when the link is not open). */
+int kvp_link_send(struct kvp_link *link, const void *msg, size_t bytes);
+/* The transport refused: nothing goes out on this link until it has progressed, or ever. */
+void kvp_link_refused(struct kvp_link *link, int status);
+/* Sends RETURNs that are due, closes what is broken; returns how much was done. */
+uint32_t kvp_link_tend(struct kvp_link *link);
+/* Tells the peer that what the leg has wanted or been granted will not be used. */
+void kvp_link_return(struct kvp_link *link, uint64_t generation, uint32_t sender);
+void kvp_share_put(struct kvp_lane *lane, struct kvp_share *share);
+
+static inline bool kvp_link_open(const struct kvp_link *link)
+{
+	return link && link->state == KVP_LINK_OPEN && !link->full;
+}
+
+/* ---- rx*.c: receiver ------------------------------------------------------------------------- */
+
+void kvp_rx_add(struct kvp_lane *lane, struct kvp_order_rx *order);
+void kvp_rx_leg_add(struct kvp_lane *lane, struct kvp_order_rx_leg *order);
+void kvp_rx_end(struct kvp_lane *lane, uint64_t generation);
+/* The link of the leg is gone. */
+void kvp_rx_leg_unlink(struct kvp_rx_leg *leg);
+void kvp_rx_dirty(struct kvp_rx *rx);
+void kvp_rx_settle(struct kvp_rx *rx);
+/* Fails the rx, once, and drops what it waits for. */
+void kvp_rx_fail(struct kvp_rx *rx, Kvp__Status status, const char *fmt, ...) KVP_PRINTF(3, 4);
+
+/* Tests a want against the leg and takes it into account: 0 and the piece's index-free description
+ * in `piece` (leg, kind, range, bytes, set), or -EPROTO and the rx has failed. rx_want.c */
+int kvp_rx_accept(struct kvp_rx_leg *leg, const struct kvp_wire_want *want,
+		  struct kvp_rx_piece *piece);
+void kvp_rx_want(struct kvp_lane *lane, const struct kvp_wire_want *want);
+void kvp_rx_return(struct kvp_lane *lane, const struct kvp_wire_return *msg);
+/* The leg of a sender on this lane whose room is live, or NULL. rx.c */
+struct kvp_rx_leg *kvp_rx_local_leg(struct kvp_lane *lane, uint64_t generation, uint32_t sender);
+/* A sender on this lane: tests the want and fills `piece` with what is to be moved; the leg is in
+ * it. 0; -ESTALE: there is no such destination now; -EPROTO: it has failed, its text says why.
+ * rx_local.c */
+int kvp_rx_local_accept(struct kvp_lane *lane, uint32_t piece_tokens,
+			const struct kvp_wire_want *want, struct kvp_rx_piece *piece);
+/* The accepted piece is in the pool. */
+void kvp_rx_local_landed(struct kvp_rx_piece *piece);
+
+/* rx_land.c */
+void *kvp_rx_message(struct kvp_lane *lane, const struct kvp_wire_data *data, size_t bytes);
+void kvp_rx_data(struct kvp_lane *lane, const struct kvp_wire_data *msg, const void *data,
+		 size_t bytes);
+void kvp_rx_lost(struct kvp_lane *lane, const struct kvp_wire_data *msg);
+/* The piece's bytes are in the pool. */
+void kvp_rx_landed(struct kvp_rx_piece *piece);
+/* Counts a landed piece into the leg's positions; pieces come in order. */
+void kvp_rx_pass(struct kvp_rx_leg *leg, const struct kvp_rx_piece *piece);
+/* All that the leg wanted has landed: is it over? */
+void kvp_rx_check_finished(struct kvp_rx_leg *leg);
+/* Counts bytes of a segment or the meta that have landed. */
+void kvp_rx_blob_landed(struct kvp_rx *rx, const struct kvp_rx_piece *piece);
+/* Writes a piece into the pool, or the meta to its place. */
+void kvp_rx_scatter(struct kvp_rx_leg *leg, const struct kvp_rx_piece *piece, const uint8_t *from);
+struct kvp_rx_piece *kvp_rx_piece_take(struct kvp_lane *lane);
+void kvp_rx_piece_put(struct kvp_lane *lane, struct kvp_rx_piece *piece);
+/* Gives the landing slot back, if the piece has one. */
+void kvp_rx_slot_put(struct kvp_lane *lane, struct kvp_rx_piece *piece);
+/* The leg has no want in its queue any more. */
+void kvp_rx_share_forget(struct kvp_rx_leg *leg);
+/* Steps of the turn; each returns how much was done. */
+uint32_t kvp_rx_scatters(struct kvp_lane *lane);
+uint32_t kvp_rx_answers(struct kvp_link *link);
+uint32_t kvp_rx_grants(struct kvp_lane *lane);
+
+/* ---- tx*.c: sender --------------------------------------------------------------------------- */
+
+void kvp_tx_add(struct kvp_lane *lane, struct kvp_order_tx *order);
+/* Tokens of a local piece: all its source rows together fit a cache. */
+uint32_t kvp_tx_local_tokens(const struct kvp_tx *tx);
+void kvp_tx_leg_add(struct kvp_lane *lane, struct kvp_order_tx_leg *order);
+void kvp_tx_start(struct kvp_lane *lane, uint64_t id);
+void kvp_tx_chunk(struct kvp_lane *lane, struct kvp_order_chunk *order);
+void kvp_tx_recall(struct kvp_lane *lane, uint64_t id, uint32_t seq);
+void kvp_tx_end(struct kvp_lane *lane, uint64_t id);
+void kvp_tx_leg_unlink(struct kvp_tx_leg *leg);
+void kvp_tx_dirty(struct kvp_tx *tx);
+void kvp_tx_settle(struct kvp_tx *tx);
+void kvp_tx_fail(struct kvp_tx *tx, Kvp__Status status, const char *fmt, ...) KVP_PRINTF(3, 4);
+/* The leg may have a piece to want now. */
+void kvp_tx_kick(struct kvp_tx_leg *leg);
+void kvp_tx_kick_all(struct kvp_tx *tx);
+/* The leg's next piece after this one. */
+void kvp_tx_leg_advance(struct kvp_tx_leg *leg);
+/* How many pieces the chunk takes for the leg, at least 1. tx_piece.c */
+uint64_t kvp_tx_pieces(const struct kvp_tx_leg *leg, const struct kvp_order_chunk *chunk);
+/* Describes the leg's next piece; *segment is its index in the chunk's list. */
+void kvp_tx_describe(const struct kvp_tx_leg *leg, struct kvp_wire_want *want, uint32_t *segment);
+/* The pieces themselves. */
+struct kvp_tx_piece *kvp_tx_piece_take(struct kvp_lane *lane);
+void kvp_tx_piece_put(struct kvp_lane *lane, struct kvp_tx_piece *piece);
+struct kvp_tx_piece *kvp_tx_piece_find(struct kvp_lane *lane, uint64_t cookie);
+/* Fills the sides of the groups that the leg uses with the chunk's page lists. */
+void kvp_tx_sides(const struct kvp_tx_leg *leg, const struct kvp_order_chunk *chunk,
+		  struct kvp_side *sides);
+/* Where a segment of a chunk, or its meta, lies. */
+const uint8_t *kvp_tx_blob(const struct kvp_tx *tx, const struct kvp_order_chunk *chunk,
+			   uint8_t kind, uint32_t segment);
+/* The piece's source: all of it is packed, or the transport is done with it. */
+void kvp_tx_gathered(struct kvp_tx_piece *piece);
+/* Copies the piece into a slot, for all legs that can use the same. False: no slot now. */
+bool kvp_tx_pack(struct kvp_tx_piece *piece);
+void kvp_tx_slot_put(struct kvp_tx_piece *piece);
+void kvp_tx_grant(struct kvp_lane *lane, const struct kvp_wire_grant *msg);
+void kvp_tx_landed(struct kvp_lane *lane, const struct kvp_wire_landed *msg);
+void kvp_tx_refuse(struct kvp_lane *lane, const struct kvp_wire_refuse *msg);
+void kvp_tx_sent(struct kvp_lane *lane, struct kvp_tx_piece *piece, int status);
+/* Frees what of the leg's pieces the transport does not hold. */
+void kvp_tx_leg_drop(struct kvp_tx_leg *leg);
+uint32_t kvp_tx_sends(struct kvp_link *link);
+uint32_t kvp_tx_wants(struct kvp_link *link);
+uint32_t kvp_tx_ahead(struct kvp_link *link);
+uint32_t kvp_tx_local(struct kvp_lane *lane);
+uint32_t kvp_tx_fences(struct kvp_lane *lane);
+/* Sends a granted piece from where it lies, row by row: true when all of it is the transport's. */
+bool kvp_tx_raw(struct kvp_tx_piece *piece);
+/* Gives the transport a part of a granted piece: false when it takes nothing now. */
+bool kvp_tx_give(struct kvp_tx_piece *piece, const uint8_t *from, uint64_t offset, uint64_t bytes);

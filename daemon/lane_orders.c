@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What the loop orders: each order is freed here or goes on as a part of the object that it adds.
+ */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/lane_impl.h"
+#include "proto/util.h"
+
+static struct kvp_lane_fence *fence_find(struct kvp_lane *lane, uint64_t id)
+{
+	struct kvp_table_node *node = kvp_table_find(&lane->fences, id);
+
+	return node ? KVP_CONTAINER_OF(node, struct kvp_lane_fence, node) : NULL;
+}
+
+struct kvp_lane_pool *kvp_lane_pool_find(struct kvp_lane *lane, uint64_t id)
+{
+	struct kvp_table_node *node = kvp_table_find(&lane->pools, id);
+
+	return node ? KVP_CONTAINER_OF(node, struct kvp_lane_pool, node) : NULL;
+}
+
+static void order_pool_free(struct kvp_order_pool *order)
+{
+	free(order->entries);
+	free(order->fd_maps);
+	free(order);
+}
+
+static void order_rx_free(struct kvp_order_rx *order)
+{
+	free(order->pages);
+	free(order->segments);
+	free(order);
+}
+
+static void order_chunk_free(struct kvp_order_chunk *order)
+{
+	free(order->pages);
+	free(order->segments);
+	free(order->meta);
+	free(order);
+}
+
+void kvp_order_free(struct kvp_order *order)
+{
+	switch (order->type) {
+	case KVP_ORDER_POOL_ADD:
+		order_pool_free((struct kvp_order_pool *)order);
+		return;
+	case KVP_ORDER_EP_ADD:
+		free(((struct kvp_order_ep *)order)->addr);
+		break;
+	case KVP_ORDER_RX_ADD:
+		order_rx_free((struct kvp_order_rx *)order);
+		return;
+	case KVP_ORDER_RX_LEG:
+		free(((struct kvp_order_rx_leg *)order)->leg.block);
+		break;
+	case KVP_ORDER_TX_LEG:
+		free(((struct kvp_order_tx_leg *)order)->leg.block);
+		free(((struct kvp_order_tx_leg *)order)->segments);
+		break;
+	case KVP_ORDER_TX_CHUNK:
+		order_chunk_free((struct kvp_order_chunk *)order);
+		return;
+	default:
+		break;
+	}
+	free(order);
+}
+
+/* Without memory for its handle an object is over at once. */
+static void stillborn(struct kvp_lane *lane, struct kvp_order *order, struct kvp_board *board)
+{
+	(void)kvp_board_fail(board, lane->config.loop, KVP__STATUS__STATUS_NO_MEMORY,
+			     "lane %s has no memory", lane->config.name);
+	kvp_order_free(order);
+	kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
+}
+
+static void pool_add(struct kvp_lane *lane, struct kvp_order_pool *order)
+{
+	struct kvp_lane_pool *pool = calloc(1, sizeof(*pool));
+
+	if (!pool) {
+		stillborn(lane, &order->order, order->board);
+		return;
+	}
+	pool->order = order;
+	pool->node.id = order->board->id;
+	if (kvp_table_add(&lane->pools, &pool->node) < 0) {
+		free(pool);
+		stillborn(lane, &order->order, order->board);
+	}
+}
+
+static void pool_free(struct kvp_lane *lane, struct kvp_lane_pool *pool)
+{
+	struct kvp_board *board = pool->order->board;
+
+	kvp_table_remove(&lane->pools, &pool->node);
+	order_pool_free(pool->order);
+	free(pool);
+	kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
+}
+
+void kvp_lane_pool_put(struct kvp_lane *lane, struct kvp_lane_pool *pool)
+{
+	if (--pool->refs == 0 && pool->ended)
+		pool_free(lane, pool);
+}
+
+static void pool_end(struct kvp_lane *lane, uint64_t id)
+{
+	struct kvp_lane_pool *pool = kvp_lane_pool_find(lane, id);
+
+	if (!pool)
+		return;
+
+	pool->ended = true;
+	if (pool->refs == 0)
+		pool_free(lane, pool);
+}
+
+static void fence_add(struct kvp_lane *lane, struct kvp_order_fence *order)
+{
+	struct kvp_lane_fence *fence = calloc(1, sizeof(*fence));
+
+	if (!fence) {
+		stillborn(lane, &order->order, order->board);
+		return;
+	}
+	fence->order = order;
+	fence->node.id = order->board->id;
+	if (kvp_table_add(&lane->fences, &fence->node) < 0) {
+		free(fence);
+		stillborn(lane, &order->order, order->board);
+	}
+}
+
+/* Words are read in a turn only, and looked up each time: nothing refers to the fence. */
+static void fence_end(struct kvp_lane *lane, uint64_t id)
+{
+	struct kvp_lane_fence *fence = fence_find(lane, id);
+	struct kvp_board *board;
+
+	if (!fence)
+		return;
+
+	board = fence->order->board;
+	kvp_table_remove(&lane->fences, &fence->node);
+	free(fence->order);
+	free(fence);
+	kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
+}
+
+int kvp_lane_fence_reached(struct kvp_lane *lane, const struct kvp_order_chunk *chunk)
+{
+	const struct kvp_lane_fence *fence;
+
+	if (chunk->fence == 0)
+		return 1;
+
+	fence = fence_find(lane, chunk->fence);
+	if (!fence || chunk->fence_word >= fence->order->n_words)
+		return -1;
+	return atomic_load_explicit(&fence->order->words[chunk->fence_word],
+				    memory_order_acquire) >= chunk->fence_value;
+}
+
+static void hold(struct kvp_lane *lane, uint64_t point, bool on)
+{
+	if (point >= KVP_HOLD_N)
+		return;
+
+	if (on)
+		lane->holds |= 1u << point;
+	else
+		lane->holds &= ~(1u << point);
+}
+
+/* Orders that are no more than an id and a number. */
+static void handle_id(struct kvp_lane *lane, struct kvp_order_id *order)
+{
+	switch (order->order.type) {
+	case KVP_ORDER_POOL_END:
+		pool_end(lane, order->id);
+		break;
+	case KVP_ORDER_FENCE_END:
+		fence_end(lane, order->id);
+		break;
+	case KVP_ORDER_EP_END:
+		kvp_link_end(lane, order->id);
+		break;
+	case KVP_ORDER_RX_END:
+		kvp_rx_end(lane, order->id);
+		break;
+	case KVP_ORDER_TX_START:
+		kvp_tx_start(lane, order->id);
+		break;
+	case KVP_ORDER_TX_RECALL:
+		kvp_tx_recall(lane, order->id, order->value);
+		break;
+	case KVP_ORDER_TX_END:
+		kvp_tx_end(lane, order->id);
+		break;
+	case KVP_ORDER_HOLD:
+		hold(lane, order->id, order->value != 0);
+		break;
+	default:
+		break;
+	}
+	free(order);
+}
+
+void kvp_lane_handle(struct kvp_lane *lane, struct kvp_order *order)
+{
+	switch (order->type) {
+	case KVP_ORDER_POOL_ADD:
+		pool_add(lane, (struct kvp_order_pool *)order);
+		break;
+	case KVP_ORDER_FENCE_ADD:
+		fence_add(lane, (struct kvp_order_fence *)order);
+		break;
+	case KVP_ORDER_EP_ADD:
+		kvp_link_add(lane, (struct kvp_order_ep *)order);
+		break;
+	case KVP_ORDER_RX_ADD:
+		kvp_rx_add(lane, (struct kvp_order_rx *)order);
+		break;
+	case KVP_ORDER_RX_LEG:
+		kvp_rx_leg_add(lane, (struct kvp_order_rx_leg *)order);
+		break;
+	case KVP_ORDER_TX_ADD:
+		kvp_tx_add(lane, (struct kvp_order_tx *)order);
+		break;
+	case KVP_ORDER_TX_LEG:
+		kvp_tx_leg_add(lane, (struct kvp_order_tx_leg *)order);
+		break;
+	case KVP_ORDER_TX_CHUNK:
+		kvp_tx_chunk(lane, (struct kvp_order_chunk *)order);
+		break;
+	default:
+		handle_id(lane, (struct kvp_order_id *)order);
+		break;
+	}
+}

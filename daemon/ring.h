@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * A ring of equal slots of host memory: the pack ring or the landing ring of a lane. One thread.
+ *
+ * The slot that was freed last is taken first: its memory is still in the cache, and a ring that is
+ * never full touches only a part of its memory. A slot is zeroed when the uid whose bytes it holds
+ * changes.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct kvp_slot {
+	uint8_t *data;
+	uint32_t idx;      /* fixed */
+	uint32_t refs;     /* 0: free */
+	uint64_t dirty;    /* bytes from data on that may hold something of `uid` */
+	uint64_t token;    /* landing: what DATA must name; 0: none is accepted */
+	void *user;        /* who shows as its holder */
+	uint64_t since_ns; /* taken at */
+	uint32_t uid;      /* whose bytes it holds or held */
+	struct kvp_slot *next_free;
+};
+
+struct kvp_ring {
+	struct kvp_slot *slots; /* owned [n] */
+	uint8_t *base;          /* owned mapping of n * slot_bytes */
+	uint64_t slot_bytes;
+	uint32_t n, n_free;
+	struct kvp_slot *free; /* last freed first */
+};
+
+/* 0 or -ENOMEM. */
+int kvp_ring_init(struct kvp_ring *ring, uint32_t n, uint64_t slot_bytes);
+/* A ring of zeroes is fine. */
+void kvp_ring_fini(struct kvp_ring *ring);
+
+/* A slot with one reference for bytes of that uid, or NULL. */
+struct kvp_slot *kvp_ring_take(struct kvp_ring *ring, uint32_t uid, uint64_t now_ns);
+
+/* Gives one reference back; the last one frees the slot. */
+void kvp_ring_put(struct kvp_ring *ring, struct kvp_slot *slot);
+
+/* Bytes [0, end) are about to be written. */
+static inline void kvp_slot_dirty(struct kvp_slot *slot, uint64_t end)
+{
+	if (end > slot->dirty)
+		slot->dirty = end;
+}

@@ -1,0 +1,572 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Destination ends: their life, what has arrived, and when they are complete. */
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/lane_impl.h"
+#include "proto/util.h"
+
+static struct kvp_rx *rx_find(struct kvp_lane *lane, uint64_t generation)
+{
+	struct kvp_table_node *node = kvp_table_find(&lane->rxs, generation);
+
+	return node ? KVP_CONTAINER_OF(node, struct kvp_rx, node) : NULL;
+}
+
+static struct kvp_rx_leg *leg_find(struct kvp_rx *rx, uint32_t sender)
+{
+	struct kvp_rx_leg *leg;
+
+	TAILQ_FOREACH(leg, &rx->legs, rx_link)
+	if (leg->sender == sender)
+		return leg;
+	return NULL;
+}
+
+void kvp_rx_dirty(struct kvp_rx *rx)
+{
+	if (rx->dirty)
+		return;
+
+	rx->dirty = true;
+	TAILQ_INSERT_TAIL(&rx->lane->dirty_rxs, rx, dirty_link);
+}
+
+/* ---- pieces ---------------------------------------------------------------------------------- */
+
+struct kvp_rx_piece *kvp_rx_piece_take(struct kvp_lane *lane)
+{
+	struct kvp_rx_piece *piece = TAILQ_FIRST(&lane->rx_free);
+
+	if (piece)
+		TAILQ_REMOVE(&lane->rx_free, piece, order);
+	else if (lane->rx_fresh < KVP_LANE_RX_PIECES)
+		piece = &lane->rx_pool[lane->rx_fresh++];
+	else
+		return NULL;
+
+	lane->rx_live++;
+	memset(piece, 0, sizeof(*piece));
+	return piece;
+}
+
+void kvp_rx_piece_put(struct kvp_lane *lane, struct kvp_rx_piece *piece)
+{
+	lane->rx_live--;
+	TAILQ_INSERT_HEAD(&lane->rx_free, piece, order);
+}
+
+void kvp_rx_slot_put(struct kvp_lane *lane, struct kvp_rx_piece *piece)
+{
+	if (!piece->slot)
+		return;
+
+	kvp_ring_put(&lane->land, piece->slot);
+	piece->slot = NULL;
+	piece->share->land_slots--;
+	kvp_share_put(lane, piece->share);
+	piece->share = NULL;
+}
+
+static void unqueue(struct kvp_rx_leg *leg, struct kvp_rx_piece *piece)
+{
+	TAILQ_REMOVE(&leg->queued, piece, queue);
+	leg->n_queued--;
+	leg->rx->n_queued--;
+	leg->link->wants_queued--;
+}
+
+/* A leg without wants is not served. */
+void kvp_rx_share_forget(struct kvp_rx_leg *leg)
+{
+	struct kvp_share *share;
+
+	if (!leg->share_queued)
+		return;
+
+	share = leg->link->share;
+	leg->share_queued = false;
+	TAILQ_REMOVE(&share->legs, leg, share_link);
+	if (TAILQ_EMPTY(&share->legs) && share->queued) {
+		share->queued = false;
+		TAILQ_REMOVE(&leg->rx->lane->shares, share, link);
+	}
+}
+
+/* Takes one piece out of everything. The slot stays while the transport writes into it. */
+static void piece_drop(struct kvp_rx_leg *leg, struct kvp_rx_piece *piece)
+{
+	struct kvp_rx *rx = leg->rx;
+	struct kvp_lane *lane = rx->lane;
+
+	switch (piece->state) {
+	case KVP_RX_QUEUED:
+		unqueue(leg, piece);
+		break;
+	case KVP_RX_GRANTED:
+		rx->n_granted--;
+		break;
+	case KVP_RX_HERE:
+		rx->n_here--;
+		lane->here--;
+		TAILQ_REMOVE(&lane->rx_here, piece, queue);
+		break;
+	default:
+		break;
+	}
+	piece->leg = NULL;
+	if (piece->receiving > 0) {
+		piece->state = KVP_RX_ORPHAN;
+		return;
+	}
+	kvp_rx_slot_put(lane, piece);
+	kvp_rx_piece_put(lane, piece);
+}
+
+/* Drops all that the leg has wanted; LANDED that are not sent yet are dropped by the caller. */
+static void leg_drop(struct kvp_rx_leg *leg)
+{
+	struct kvp_rx_piece *piece;
+
+	while ((piece = TAILQ_FIRST(&leg->order))) {
+		TAILQ_REMOVE(&leg->order, piece, order);
+		leg->n_order--;
+		if (piece->state == KVP_RX_LANDED && !piece->told && leg->link)
+			TAILQ_REMOVE(&leg->link->landed, piece, queue);
+		piece_drop(leg, piece);
+	}
+	kvp_rx_share_forget(leg);
+}
+
+/* LANDED of pieces that have left leg->order already. */
+static void leg_untell(struct kvp_rx_leg *leg)
+{
+	struct kvp_rx_piece *piece, *next;
+
+	if (!leg->link)
+		return;
+
+	for (piece = TAILQ_FIRST(&leg->link->landed); piece; piece = next) {
+		next = TAILQ_NEXT(piece, queue);
+		if (piece->leg != leg)
+			continue;
+		TAILQ_REMOVE(&leg->link->landed, piece, queue);
+		kvp_rx_piece_put(leg->rx->lane, piece);
+	}
+}
+
+void kvp_rx_leg_unlink(struct kvp_rx_leg *leg)
+{
+	leg_drop(leg);
+	leg_untell(leg);
+	if (!leg->link)
+		return;
+
+	if (leg->refuse)
+		TAILQ_REMOVE(&leg->link->refusals, leg, refuse_link);
+	leg->refuse = false;
+	TAILQ_REMOVE(&leg->link->rx_legs, leg, link_link);
+	leg->link = NULL;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static void rx_fail_v(struct kvp_rx *rx, Kvp__Status status, const char *fmt, va_list args)
+{
+	char text[KVP_BOARD_TEXT];
+	struct kvp_rx_leg *leg;
+
+	(void)vsnprintf(text, sizeof(text), fmt, args); /* cut texts are fine */
+	rx->failed = true;
+	(void)kvp_board_fail(rx->order->board, rx->lane->config.loop, status, "%s", text);
+	TAILQ_FOREACH(leg, &rx->legs, rx_link)
+	leg_drop(leg);
+	kvp_rx_dirty(rx);
+}
+
+void kvp_rx_fail(struct kvp_rx *rx, Kvp__Status status, const char *fmt, ...)
+{
+	va_list args;
+
+	if (rx->failed || rx->complete)
+		return;
+
+	va_start(args, fmt);
+	rx_fail_v(rx, status, fmt, args);
+	va_end(args);
+}
+
+static struct kvp_rx *rx_create(const struct kvp_order_rx *order)
+{
+	struct kvp_rx *rx = calloc(1, sizeof(*rx));
+
+	if (!rx)
+		return NULL;
+
+	rx->blobs = calloc((size_t)order->n_segments + 1, sizeof(*rx->blobs));
+	if (!rx->blobs) {
+		free(rx);
+		return NULL;
+	}
+	for (uint32_t i = 0; i < order->n_segments; i++)
+		rx->blobs[i] = (struct kvp_rx_blob){ .total = order->segments[i].bytes,
+						     .sender = UINT32_MAX };
+	rx->blobs[order->n_segments].sender = UINT32_MAX;
+	rx->blobs_left = order->n_segments + (order->meta_from >= 0);
+	TAILQ_INIT(&rx->legs);
+	return rx;
+}
+
+void kvp_rx_add(struct kvp_lane *lane, struct kvp_order_rx *order)
+{
+	struct kvp_lane_pool *pool = kvp_lane_pool_find(lane, order->pool);
+	struct kvp_board *board = order->board;
+	struct kvp_rx *rx = pool ? rx_create(order) : NULL;
+
+	if (!rx) {
+		(void)kvp_board_fail(board, lane->config.loop,
+				     pool ? KVP__STATUS__STATUS_NO_MEMORY
+					  : KVP__STATUS__STATUS_POOL_GONE,
+				     pool ? "lane %s has no memory" : "lane %s has no such pool",
+				     lane->config.name);
+		kvp_order_free(&order->order);
+		kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
+		return;
+	}
+
+	rx->lane = lane;
+	rx->order = order;
+	rx->pool = pool;
+	pool->refs++;
+	rx->node.id = board->id;
+	(void)kvp_table_add(&lane->rxs, &rx->node); /* generations are never reused */
+	atomic_store_explicit(&board->arrived, order->prefix, memory_order_relaxed);
+	kvp_rx_dirty(rx);
+}
+
+static struct kvp_rx_leg *leg_create(const struct kvp_rx *rx, const struct kvp_order_rx_leg *order)
+{
+	struct kvp_rx_leg *leg = calloc(1, sizeof(*leg));
+	uint32_t n = order->leg.n_src;
+
+	if (!leg)
+		return NULL;
+
+	leg->wanted = calloc((size_t)n * 2 + 1, sizeof(*leg->wanted));
+	if (!leg->wanted) {
+		free(leg);
+		return NULL;
+	}
+	leg->landed = leg->wanted + n;
+	for (uint32_t i = 0; i < 2 * n; i++)
+		leg->wanted[i] = rx->order->prefix;
+	leg->geom = order->leg;
+	leg->sender = order->sender;
+	leg->open_segment = UINT32_MAX;
+	leg->arrived = rx->order->prefix;
+	leg->local = order->ep == 0;
+	leg->piece_tokens = leg->local ? 0 : order->leg.piece_tokens;
+	TAILQ_INIT(&leg->order);
+	TAILQ_INIT(&leg->queued);
+	return leg;
+}
+
+/* What the code of both ends takes for granted. */
+bool kvp_lane_geom_fits(const struct kvp_lane_geom *leg)
+{
+	if (leg->n_src > KVP_LANE_MASK_WORDS * 64 || leg->geom.n_pairs > KVP_PAIRS_MAX ||
+	    leg->piece_tokens < 1 || leg->piece_tokens > KVP_PIECE_TOKENS_MAX)
+		return false;
+
+	for (uint32_t i = 0; i < leg->geom.n_pairs; i++) {
+		uint16_t src = leg->geom.pairs[i].src_entry;
+
+		if (src >= leg->n_src || leg->geom.src[src].group >= KVP_LANE_GROUPS)
+			return false;
+	}
+	return true;
+}
+
+void kvp_rx_leg_add(struct kvp_lane *lane, struct kvp_order_rx_leg *order)
+{
+	struct kvp_rx *rx = rx_find(lane, order->generation);
+	struct kvp_link *link = order->ep ? kvp_link_find(lane, order->ep) : NULL;
+	struct kvp_rx_leg *leg = NULL;
+
+	if (rx && !leg_find(rx, order->sender) && kvp_lane_geom_fits(&order->leg))
+		leg = leg_create(rx, order);
+	if (!leg) {
+		if (rx)
+			kvp_rx_fail(rx, KVP__STATUS__STATUS_NO_MEMORY,
+				    "sender %u cannot be added on lane %s", order->sender,
+				    lane->config.name);
+		kvp_order_free(&order->order);
+		return;
+	}
+
+	leg->rx = rx;
+	leg->link = link;
+	if (link)
+		TAILQ_INSERT_TAIL(&link->rx_legs, leg, link_link);
+	TAILQ_INSERT_TAIL(&rx->legs, leg, rx_link);
+	rx->n_legs++;
+	free(order);
+	kvp_rx_dirty(rx);
+}
+
+static void leg_free(struct kvp_rx_leg *leg)
+{
+	kvp_rx_leg_unlink(leg);
+	TAILQ_REMOVE(&leg->rx->legs, leg, rx_link);
+	free(leg->geom.block);
+	free(leg->wanted);
+	free(leg);
+}
+
+/*
+ * Quiet at once: scatters run to their end within a turn, and what the transport still writes goes
+ * into slots that are kept until it is done.
+ */
+void kvp_rx_end(struct kvp_lane *lane, uint64_t generation)
+{
+	struct kvp_rx *rx = rx_find(lane, generation);
+	struct kvp_rx_leg *leg;
+	struct kvp_board *board;
+
+	if (!rx)
+		return;
+
+	board = rx->order->board;
+	while ((leg = TAILQ_FIRST(&rx->legs)))
+		leg_free(leg);
+	if (rx->dirty)
+		TAILQ_REMOVE(&lane->dirty_rxs, rx, dirty_link);
+	kvp_table_remove(&lane->rxs, &rx->node);
+	kvp_lane_pool_put(lane, rx->pool);
+	kvp_order_free(&rx->order->order);
+	free(rx->blobs);
+	free(rx);
+	kvp_board_wait(board, KVP_WAITS_NOTHING, lane->now_ns);
+	kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
+}
+
+/* ---- progress -------------------------------------------------------------------------------- */
+
+/* Least position that has landed in every entry of every leg. */
+static uint64_t arrived(const struct kvp_rx *rx)
+{
+	uint64_t least = rx->order->end;
+	const struct kvp_rx_leg *leg;
+
+	if (rx->n_legs < rx->order->n_legs)
+		return rx->order->prefix;
+
+	TAILQ_FOREACH(leg, &rx->legs, rx_link)
+	least = KVP_MIN(least, leg->arrived);
+	return least;
+}
+
+/* All legs have sent their last piece; what is missing now will never come. */
+static void check_missing(struct kvp_rx *rx)
+{
+	const struct kvp_order_rx *order = rx->order;
+
+	for (uint32_t i = 0; i < order->n_segments; i++) {
+		if (!rx->blobs[i].done) {
+			kvp_rx_fail(rx, KVP__STATUS__STATUS_COVERAGE,
+				    "all senders are done, but segment %u (%" PRIu64
+				    " bytes) came from none",
+				    order->segments[i].id, order->segments[i].bytes);
+			return;
+		}
+	}
+	kvp_rx_fail(rx, KVP__STATUS__STATUS_COVERAGE,
+		    "all senders are done, but the meta of sender %d "
+		    "did not come",
+		    order->meta_from);
+}
+
+static void rx_complete(struct kvp_rx *rx)
+{
+	struct kvp_board *board = rx->order->board;
+
+	if (rx->order->meta_bytes && rx->order->meta_from >= 0)
+		*rx->order->meta_bytes = (uint32_t)rx->blobs[rx->order->n_segments].total;
+	rx->complete = true;
+	kvp_board_post(board, rx->lane->config.loop, KVP_BOARD_COMPLETE);
+}
+
+static enum kvp_wait rx_wait(const struct kvp_rx *rx)
+{
+	if (rx->failed || rx->complete)
+		return KVP_WAITS_NOTHING;
+	if (rx->n_here)
+		return KVP_WAITS_HELD;
+	if (rx->n_granted)
+		return KVP_WAITS_DATA;
+	if (rx->n_queued)
+		return kvp_lane_held(rx->lane, KVP_HOLD_GRANT) ? KVP_WAITS_HELD
+							       : KVP_WAITS_LAND_SLOT;
+	return KVP_WAITS_SENDER;
+}
+
+void kvp_rx_settle(struct kvp_rx *rx)
+{
+	struct kvp_lane *lane = rx->lane;
+	struct kvp_board *board = rx->order->board;
+
+	if (rx->moved && !rx->failed) {
+		atomic_store_explicit(&board->arrived, arrived(rx), memory_order_release);
+		kvp_board_progress(board, lane->now_ns);
+	}
+	if (!rx->failed && !rx->complete && rx->n_finished == rx->order->n_legs) {
+		if (rx->blobs_left)
+			check_missing(rx);
+		else
+			rx_complete(rx);
+	}
+	kvp_board_wait(board, rx_wait(rx), lane->now_ns);
+	if (rx->moved)
+		kvp_board_post(board, lane->config.loop, 0);
+	rx->moved = false;
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static void leg_refuse(struct kvp_rx_leg *leg, uint64_t cookie)
+{
+	if (leg->refuse || !leg->link)
+		return;
+
+	leg->refuse = true;
+	leg->refuse_cookie = cookie;
+	leg->refuse_status = leg->rx->order->board->status;
+	TAILQ_INSERT_TAIL(&leg->link->refusals, leg, refuse_link);
+}
+
+static void leg_queue(struct kvp_rx_leg *leg, struct kvp_rx_piece *piece)
+{
+	struct kvp_share *share = leg->link->share;
+	struct kvp_lane *lane = leg->rx->lane;
+
+	piece->state = KVP_RX_QUEUED;
+	TAILQ_INSERT_TAIL(&leg->queued, piece, queue);
+	leg->n_queued++;
+	leg->rx->n_queued++;
+	leg->link->wants_queued++;
+	if (!leg->share_queued) {
+		leg->share_queued = true;
+		TAILQ_INSERT_TAIL(&share->legs, leg, share_link);
+	}
+	if (!share->queued) {
+		share->queued = true;
+		TAILQ_INSERT_TAIL(&lane->shares, share, link);
+	}
+}
+
+/* The windows of wire.h, which a proper sender keeps. */
+static bool window_full(struct kvp_rx_leg *leg)
+{
+	struct kvp_lane *lane = leg->rx->lane;
+	uint32_t most = KVP_MAX(lane->config.wants_per_session, KVP_WIRE_EP_WANTS);
+
+	if (leg->n_order < KVP_WIRE_LEG_WINDOW && leg->link->wants_queued < most)
+		return false;
+
+	lane->counts.want_refused++;
+	kvp_rx_fail(leg->rx, KVP__STATUS__STATUS_LIMIT,
+		    "sender %u: want beyond %u of its leg or %u of its session", leg->sender,
+		    KVP_WIRE_LEG_WINDOW, most);
+	return true;
+}
+
+static int leg_want(struct kvp_rx_leg *leg, const struct kvp_wire_want *want)
+{
+	struct kvp_rx *rx = leg->rx;
+	struct kvp_lane *lane = rx->lane;
+	struct kvp_rx_piece *piece;
+
+	if (window_full(leg))
+		return -1;
+
+	piece = kvp_rx_piece_take(lane);
+	if (!piece) {
+		lane->counts.want_refused++;
+		kvp_rx_fail(rx, KVP__STATUS__STATUS_LIMIT,
+			    "sender %u: lane %s holds %u wants, its maximum", leg->sender,
+			    lane->config.name, KVP_LANE_RX_PIECES);
+		return -1;
+	}
+	if (kvp_rx_accept(leg, want, piece) < 0) {
+		kvp_rx_piece_put(lane, piece);
+		return -1;
+	}
+
+	piece->leg = leg;
+	piece->cookie = want->cookie;
+	piece->since_ns = lane->now_ns;
+	TAILQ_INSERT_TAIL(&leg->order, piece, order);
+	leg->n_order++;
+	kvp_board_once(&rx->order->board->first_want_ns, lane->now_ns);
+	if (piece->bytes)
+		leg_queue(leg, piece);
+	else
+		kvp_rx_landed(piece);
+	kvp_rx_dirty(rx);
+	return 0;
+}
+
+void kvp_rx_want(struct kvp_lane *lane, const struct kvp_wire_want *want)
+{
+	struct kvp_rx *rx = rx_find(lane, want->generation);
+	struct kvp_rx_leg *leg =
+		rx && !rx->failed && !rx->complete ? leg_find(rx, want->sender) : NULL;
+
+	if (!leg || !leg->link || leg->returned) {
+		lane->counts.stale++;
+		return;
+	}
+	if (leg_want(leg, want) < 0)
+		leg_refuse(leg, want->cookie);
+}
+
+/* What the transport writes already is left to come. */
+void kvp_rx_return(struct kvp_lane *lane, const struct kvp_wire_return *msg)
+{
+	struct kvp_rx *rx = rx_find(lane, msg->generation);
+	struct kvp_rx_leg *leg = rx ? leg_find(rx, msg->sender) : NULL;
+	struct kvp_rx_piece *piece, *next;
+
+	if (!leg || !leg->link || leg->returned) {
+		lane->counts.stale++;
+		return;
+	}
+
+	leg->returned = true;
+	for (piece = TAILQ_FIRST(&leg->order); piece; piece = next) {
+		next = TAILQ_NEXT(piece, order);
+		if (piece->state != KVP_RX_QUEUED &&
+		    (piece->state != KVP_RX_GRANTED || piece->given > 0))
+			continue;
+		TAILQ_REMOVE(&leg->order, piece, order);
+		leg->n_order--;
+		piece_drop(leg, piece);
+	}
+	kvp_rx_share_forget(leg);
+	kvp_rx_dirty(rx);
+}
+
+/* ---- a sender on this lane ------------------------------------------------------------------- */
+
+struct kvp_rx_leg *kvp_rx_local_leg(struct kvp_lane *lane, uint64_t generation, uint32_t sender)
+{
+	struct kvp_rx *rx = rx_find(lane, generation);
+	struct kvp_rx_leg *leg = rx && !rx->failed && !rx->complete ? leg_find(rx, sender) : NULL;
+
+	return leg && leg->local ? leg : NULL;
+}

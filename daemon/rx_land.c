@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Landing: grants, data into slots, from there into the pool, and the answers. */
+
+#include <string.h>
+
+#include "daemon/copy.h"
+#include "daemon/lane_impl.h"
+#include "proto/util.h"
+
+/* ---- grants ---------------------------------------------------------------------------------- */
+
+static bool piece_grant(struct kvp_rx_leg *leg)
+{
+	struct kvp_rx_piece *piece = TAILQ_FIRST(&leg->queued);
+	struct kvp_rx *rx = leg->rx;
+	struct kvp_lane *lane = rx->lane;
+	struct kvp_slot *slot;
+	struct kvp_wire_grant msg;
+
+	slot = kvp_ring_take(&lane->land, rx->pool->order->owner_uid, lane->now_ns);
+	if (!slot)
+		return false;
+
+	msg = (struct kvp_wire_grant){
+		.head = kvp_wire_head(KVP_WIRE_GRANT),
+		.cookie = piece->cookie,
+		.token = kvp_lane_token(lane),
+		.slot_bytes = lane->land.slot_bytes,
+		.slot = slot->idx,
+		.mode = KVP_WIRE_LANDING,
+	};
+	if (kvp_link_send(leg->link, &msg, sizeof(msg)) < 0) {
+		kvp_ring_put(&lane->land, slot);
+		return false;
+	}
+
+	TAILQ_REMOVE(&leg->queued, piece, queue);
+	leg->n_queued--;
+	rx->n_queued--;
+	leg->link->wants_queued--;
+	rx->n_granted++;
+	slot->token = msg.token;
+	slot->user = piece;
+	piece->slot = slot;
+	piece->share = leg->link->share;
+	piece->share->refs++;
+	piece->share->land_slots++;
+	piece->state = KVP_RX_GRANTED;
+	kvp_board_once(&rx->order->board->first_grant_ns, lane->now_ns);
+	kvp_rx_dirty(rx);
+	return true;
+}
+
+/* Grants one piece of the session: of the leg whose turn it is. */
+static bool share_grant(struct kvp_lane *lane, struct kvp_share *share)
+{
+	uint32_t most = KVP_MAX(lane->land.n / 4, 1u);
+	struct kvp_rx_leg *leg;
+
+	if (share->land_slots >= most)
+		return false;
+
+	TAILQ_FOREACH(leg, &share->legs, share_link)
+	{
+		if (!kvp_link_open(leg->link) || !piece_grant(leg))
+			continue;
+
+		TAILQ_REMOVE(&share->legs, leg, share_link);
+		if (leg->n_queued > 0) {
+			TAILQ_INSERT_TAIL(&share->legs, leg, share_link);
+		} else {
+			TAILQ_INSERT_HEAD(&share->legs, leg, share_link);
+			kvp_rx_share_forget(leg);
+		}
+		return true;
+	}
+	return false;
+}
+
+uint32_t kvp_rx_grants(struct kvp_lane *lane)
+{
+	uint32_t n = 0;
+	size_t misses = 0;
+	struct kvp_share *share;
+
+	if (kvp_lane_held(lane, KVP_HOLD_GRANT))
+		return 0;
+
+	while (misses < lane->shares_by_id.n && (share = TAILQ_FIRST(&lane->shares))) {
+		if (lane->land.n_free == 0) {
+			lane->counts.slot_waits++;
+			break;
+		}
+		TAILQ_REMOVE(&lane->shares, share, link);
+		TAILQ_INSERT_TAIL(&lane->shares, share, link);
+		if (share_grant(lane, share)) {
+			n++;
+			misses = 0;
+		} else {
+			misses++;
+		}
+	}
+	return n;
+}
+
+/* ---- data ------------------------------------------------------------------------------------ */
+
+/* The piece that a token stands for: exact, and only while the slot holds it. */
+static struct kvp_rx_piece *piece_of(struct kvp_lane *lane, const struct kvp_wire_data *msg)
+{
+	struct kvp_slot *slot;
+
+	if (msg->slot >= lane->land.n || msg->token == 0)
+		return NULL;
+
+	slot = &lane->land.slots[msg->slot];
+	return slot->token == msg->token ? slot->user : NULL;
+}
+
+/* Row by row: the place of the next row, in the order of the layout. */
+static bool row_expected(struct kvp_lane *lane, struct kvp_rx_piece *piece,
+			 const struct kvp_wire_data *msg, size_t bytes)
+{
+	const struct kvp_leg_geom *geom = &piece->leg->geom.geom;
+	uint32_t n_parts;
+
+	if (piece->kind != KVP_WIRE_ROWS)
+		return false;
+
+	if (piece->part_off == piece->part_end) {
+		(void)kvp_piece_layout(geom, piece->set, piece->start, piece->tokens, lane->parts,
+				       &n_parts);
+		if (piece->part_idx >= n_parts)
+			return false;
+		for (uint32_t i = 0; piece->need == 0 && i < n_parts; i++)
+			piece->got += lane->parts[i].bytes;
+		if (piece->need == 0) {
+			piece->need = piece->got;
+			piece->got = 0;
+		}
+		piece->part_off = lane->parts[piece->part_idx].offset;
+		piece->part_end = piece->part_off + lane->parts[piece->part_idx].bytes;
+		piece->part_row = geom->pairs[lane->parts[piece->part_idx].pair].bytes;
+		piece->part_idx++;
+	}
+	if (msg->offset != piece->part_off || bytes != piece->part_row)
+		return false;
+
+	piece->part_off += bytes;
+	return true;
+}
+
+/* Where a message's payload goes; NULL: nowhere. */
+void *kvp_rx_message(struct kvp_lane *lane, const struct kvp_wire_data *msg, size_t bytes)
+{
+	struct kvp_rx_piece *piece = piece_of(lane, msg);
+	bool whole;
+
+	if (!piece || piece->state != KVP_RX_GRANTED ||
+	    (piece->need && piece->given == piece->need)) {
+		lane->counts.no_token++;
+		return NULL;
+	}
+
+	whole = piece->given == 0 && msg->offset == 0 && bytes == piece->bytes;
+	if (msg->total != piece->bytes || (!whole && !row_expected(lane, piece, msg, bytes))) {
+		lane->counts.bad_messages++;
+		kvp_rx_fail(piece->leg->rx, KVP__STATUS__STATUS_PROTOCOL,
+			    "sender %u: data of %zu bytes at %llu of %llu, the piece has %llu",
+			    piece->leg->sender, bytes, (unsigned long long)msg->offset,
+			    (unsigned long long)msg->total, (unsigned long long)piece->bytes);
+		return NULL;
+	}
+
+	if (whole)
+		piece->need = bytes;
+	piece->given += bytes;
+	piece->receiving++;
+	kvp_slot_dirty(piece->slot, msg->offset + bytes);
+	kvp_board_once(&piece->leg->rx->order->board->first_data_ns, lane->now_ns);
+	return piece->slot->data + msg->offset;
+}
+
+/* All bytes are here; they may lie in the transport's memory, which is valid in this call only. */
+static void piece_here(struct kvp_lane *lane, struct kvp_rx_piece *piece, const void *from)
+{
+	struct kvp_rx *rx = piece->leg->rx;
+
+	rx->n_granted--;
+	if (kvp_lane_held(lane, KVP_HOLD_SCATTER)) {
+		piece->state = KVP_RX_HERE;
+		rx->n_here++;
+		lane->here++;
+		TAILQ_INSERT_TAIL(&lane->rx_here, piece, queue);
+		kvp_rx_dirty(rx);
+		return;
+	}
+	kvp_rx_scatter(piece->leg, piece, from);
+	kvp_rx_landed(piece);
+}
+
+/* The transport is done with one message of an orphan. */
+static void orphan_done(struct kvp_lane *lane, struct kvp_rx_piece *piece)
+{
+	if (piece->receiving > 0)
+		return;
+
+	kvp_rx_slot_put(lane, piece);
+	kvp_rx_piece_put(lane, piece);
+}
+
+void kvp_rx_data(struct kvp_lane *lane, const struct kvp_wire_data *msg, const void *data,
+		 size_t bytes)
+{
+	struct kvp_rx_piece *piece = piece_of(lane, msg);
+	bool direct;
+
+	if (!piece || piece->receiving == 0)
+		return;
+
+	piece->receiving--;
+	if (piece->state == KVP_RX_ORPHAN) {
+		orphan_done(lane, piece);
+		return;
+	}
+
+	/* A whole piece is scattered from where it lies, unless it has to be kept. */
+	direct = bytes == piece->need && !kvp_lane_held(lane, KVP_HOLD_SCATTER);
+	if (!direct && data != piece->slot->data + msg->offset)
+		memcpy(piece->slot->data + msg->offset, data, bytes);
+	piece->got += bytes;
+	if (piece->got == piece->need)
+		piece_here(lane, piece, direct ? data : piece->slot->data);
+}
+
+void kvp_rx_lost(struct kvp_lane *lane, const struct kvp_wire_data *msg)
+{
+	struct kvp_rx_piece *piece = piece_of(lane, msg);
+
+	if (!piece || piece->receiving == 0)
+		return;
+
+	piece->receiving--;
+	if (piece->state == KVP_RX_ORPHAN)
+		orphan_done(lane, piece);
+	else
+		kvp_rx_fail(piece->leg->rx, KVP__STATUS__STATUS_PEER_LOST,
+			    "sender %u: the transport lost a piece on its way", piece->leg->sender);
+}
+
+uint32_t kvp_rx_scatters(struct kvp_lane *lane)
+{
+	struct kvp_rx_piece *piece;
+	uint32_t n = 0;
+
+	if (kvp_lane_held(lane, KVP_HOLD_SCATTER))
+		return 0;
+
+	while ((piece = TAILQ_FIRST(&lane->rx_here))) {
+		TAILQ_REMOVE(&lane->rx_here, piece, queue);
+		lane->here--;
+		piece->leg->rx->n_here--;
+		kvp_rx_scatter(piece->leg, piece, piece->slot->data);
+		kvp_rx_landed(piece);
+		n++;
+	}
+	return n;
+}
+
+/* ---- into the pool --------------------------------------------------------------------------- */
+
+static uint8_t *segment_place(const struct kvp_rx *rx, uint32_t idx)
+{
+	const struct kvp_lane_segment *segment = &rx->order->segments[idx];
+	const struct kvp_order_pool *pool = rx->pool->order;
+	const struct kvp_entry *entry = &pool->entries[segment->entry];
+
+	return pool->fd_maps[entry->fd_idx] + entry->base + segment->offset;
+}
+
+static void scatter_rows(const struct kvp_rx_leg *leg, const struct kvp_rx_piece *rows,
+			 const uint8_t *from)
+{
+	const struct kvp_rx *rx = leg->rx;
+	struct kvp_copy_piece piece = {
+		.leg = &leg->geom.geom,
+		.pool = { rx->pool->order->fd_maps, rx->order->sides },
+		.start = rows->start,
+		.tokens = rows->tokens,
+		.parts = rx->lane->parts,
+	};
+
+	(void)kvp_piece_layout(piece.leg, rows->set, rows->start, rows->tokens, rx->lane->parts,
+			       &piece.n_parts);
+	kvp_scatter(&piece, from);
+}
+
+void kvp_rx_scatter(struct kvp_rx_leg *leg, const struct kvp_rx_piece *piece, const uint8_t *from)
+{
+	struct kvp_rx *rx = leg->rx;
+
+	switch (piece->kind) {
+	case KVP_WIRE_ROWS:
+		scatter_rows(leg, piece, from);
+		break;
+	case KVP_WIRE_SEGMENT:
+		memcpy(segment_place(rx, piece->segment) + piece->start, from, piece->bytes);
+		break;
+	case KVP_WIRE_META:
+		memcpy(rx->order->meta + piece->start, from, piece->bytes);
+		break;
+	default:
+		break;
+	}
+}
+
+void kvp_rx_blob_landed(struct kvp_rx *rx, const struct kvp_rx_piece *piece)
+{
+	struct kvp_rx_blob *blob;
+
+	if (piece->kind != KVP_WIRE_SEGMENT && piece->kind != KVP_WIRE_META)
+		return;
+
+	blob = &rx->blobs[piece->segment];
+	blob->landed += piece->bytes;
+	if (blob->landed == blob->total && !blob->done) {
+		blob->done = true;
+		rx->blobs_left--;
+	}
+}
+
+void kvp_rx_pass(struct kvp_rx_leg *leg, const struct kvp_rx_piece *piece)
+{
+	uint64_t least = leg->rx->order->end;
+
+	if (piece->kind != KVP_WIRE_ROWS)
+		return;
+
+	for (uint32_t i = 0; i < leg->geom.n_src; i++) {
+		if (!kvp_mask_has(leg->geom.src_mask, i))
+			continue;
+		if (kvp_mask_has(piece->set, i))
+			leg->landed[i] = piece->start + piece->tokens;
+		least = KVP_MIN(least, leg->landed[i]);
+	}
+	leg->arrived = least;
+}
+
+void kvp_rx_check_finished(struct kvp_rx_leg *leg)
+{
+	if (leg->finished || !leg->last_seen || leg->n_order > 0)
+		return;
+
+	leg->finished = true;
+	leg->arrived = leg->rx->order->end;
+	leg->rx->n_finished++;
+}
+
+void kvp_rx_landed(struct kvp_rx_piece *piece)
+{
+	struct kvp_rx_leg *leg = piece->leg;
+	struct kvp_rx *rx = leg->rx;
+	struct kvp_lane *lane = rx->lane;
+	struct kvp_board *board = rx->order->board;
+	struct kvp_rx_piece *oldest;
+
+	kvp_rx_slot_put(lane, piece);
+	kvp_rx_blob_landed(rx, piece);
+	piece->state = KVP_RX_LANDED;
+	TAILQ_INSERT_TAIL(&leg->link->landed, piece, queue);
+	lane->counts.pieces_landed++;
+	lane->counts.bytes_landed += piece->bytes;
+	kvp_board_add(&board->pieces, 1);
+	kvp_board_add(&board->bytes, piece->bytes);
+	atomic_store_explicit(&board->last_landed_ns, lane->now_ns, memory_order_relaxed);
+
+	while ((oldest = TAILQ_FIRST(&leg->order)) && oldest->state == KVP_RX_LANDED) {
+		TAILQ_REMOVE(&leg->order, oldest, order);
+		leg->n_order--;
+		kvp_rx_pass(leg, oldest);
+		oldest->passed = true;
+		if (oldest->told)
+			kvp_rx_piece_put(lane, oldest);
+	}
+	kvp_rx_check_finished(leg);
+	rx->moved = true;
+	kvp_rx_dirty(rx);
+}
+
+/* ---- answers --------------------------------------------------------------------------------- */
+
+uint32_t kvp_rx_answers(struct kvp_link *link)
+{
+	struct kvp_lane *lane = link->lane;
+	struct kvp_rx_piece *piece;
+	struct kvp_rx_leg *leg;
+	uint32_t n = 0;
+
+	while (!kvp_lane_held(lane, KVP_HOLD_LANDED) && (piece = TAILQ_FIRST(&link->landed))) {
+		const struct kvp_wire_landed msg = { kvp_wire_head(KVP_WIRE_LANDED),
+						     piece->cookie };
+
+		if (kvp_link_send(link, &msg, sizeof(msg)) < 0)
+			return n;
+		TAILQ_REMOVE(&link->landed, piece, queue);
+		piece->told = true;
+		if (piece->passed)
+			kvp_rx_piece_put(lane, piece);
+		n++;
+	}
+	while ((leg = TAILQ_FIRST(&link->refusals))) {
+		const struct kvp_wire_refuse msg = {
+			.head = kvp_wire_head(KVP_WIRE_REFUSE),
+			.cookie = leg->refuse_cookie,
+			.status = leg->refuse_status,
+		};
+
+		if (kvp_link_send(link, &msg, sizeof(msg)) < 0)
+			return n;
+		TAILQ_REMOVE(&link->refusals, leg, refuse_link);
+		leg->refuse = false;
+		n++;
+	}
+	return n;
+}

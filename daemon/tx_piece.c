@@ -1,0 +1,364 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* How chunks are cut into pieces for a leg, and the slots that pieces are packed into. */
+
+#include <string.h>
+
+#include "daemon/copy.h"
+#include "daemon/lane_impl.h"
+#include "proto/util.h"
+
+/* Source rows of a local piece: enough to make the checks of a piece cheap, few enough that a turn
+ * stays short. */
+#define LOCAL_BYTES (2u << 20)
+
+/* ---- cutting --------------------------------------------------------------------------------- */
+
+uint32_t kvp_tx_local_tokens(const struct kvp_tx *tx)
+{
+	const struct kvp_order_pool *pool = tx->pool->order;
+	uint64_t token = 0, tokens;
+	uint32_t page = 1;
+
+	for (uint32_t i = 0; i < pool->n_entries; i++) {
+		if (pool->entries[i].klass == KVP_CLASS_BLOB)
+			continue;
+		token += pool->entries[i].row_bytes;
+		page = KVP_MAX(page, pool->entries[i].rows_per_page);
+	}
+	token = KVP_MAX(token, UINT64_C(1));
+	tokens = KVP_MIN(LOCAL_BYTES / token, (uint64_t)KVP_PIECE_TOKENS_MAX);
+	if (tokens > page)
+		tokens -= tokens % page; /* whole pages make long runs */
+	return (uint32_t)KVP_MAX(tokens, UINT64_C(1));
+}
+
+/* The entries of the chunk that take part in the leg; false: none. */
+static bool leg_set(const struct kvp_tx_leg *leg, const struct kvp_order_chunk *chunk,
+		    uint64_t *set)
+{
+	uint64_t any = 0;
+
+	for (uint32_t i = 0; i < KVP_LANE_MASK_WORDS; i++) {
+		set[i] = chunk->entry_set[i] & leg->order->leg.src_mask[i];
+		any |= set[i];
+	}
+	return any != 0;
+}
+
+static uint32_t piece_tokens(const struct kvp_tx_leg *leg)
+{
+	return leg->local ? leg->tx->local_tokens : leg->order->leg.piece_tokens;
+}
+
+static uint64_t row_pieces(const struct kvp_tx_leg *leg, const struct kvp_order_chunk *chunk)
+{
+	uint64_t set[KVP_LANE_MASK_WORDS];
+
+	return leg_set(leg, chunk, set) ? KVP_DIV_UP(chunk->tokens, piece_tokens(leg)) : 0;
+}
+
+static uint64_t blob_pieces(const struct kvp_tx_leg *leg, uint64_t bytes)
+{
+	return KVP_MAX(KVP_DIV_UP(bytes, leg->slot_bytes), UINT64_C(1));
+}
+
+static bool leg_expects(const struct kvp_tx_leg *leg, uint32_t segment_id)
+{
+	if (!leg->order->segments)
+		return true;
+
+	for (uint32_t i = 0; i < leg->order->n_segments; i++)
+		if (leg->order->segments[i] == segment_id)
+			return true;
+	return false;
+}
+
+uint64_t kvp_tx_pieces(const struct kvp_tx_leg *leg, const struct kvp_order_chunk *chunk)
+{
+	uint64_t n = row_pieces(leg, chunk);
+
+	for (uint32_t i = 0; i < chunk->n_segments; i++)
+		if (leg_expects(leg, chunk->segments[i].id))
+			n += blob_pieces(leg, chunk->segments[i].bytes);
+	if (leg->order->wants_meta && chunk->meta)
+		n += blob_pieces(leg, chunk->meta_bytes);
+	return KVP_MAX(n, UINT64_C(1));
+}
+
+/* The `skip`th slotful of a segment or the meta. */
+static void describe_blob(const struct kvp_tx_leg *leg, uint64_t total, uint64_t skip,
+			  struct kvp_wire_want *want)
+{
+	want->offset = skip * leg->slot_bytes;
+	want->total = total;
+	want->bytes = KVP_MIN(total - want->offset, leg->slot_bytes);
+}
+
+static void describe_rest(const struct kvp_tx_leg *leg, uint64_t idx, struct kvp_wire_want *want,
+			  uint32_t *segment)
+{
+	const struct kvp_order_chunk *chunk = leg->chunk->order;
+
+	for (uint32_t i = 0; i < chunk->n_segments; i++) {
+		uint64_t n = blob_pieces(leg, chunk->segments[i].bytes);
+
+		if (!leg_expects(leg, chunk->segments[i].id))
+			continue;
+		if (idx < n) {
+			want->kind = KVP_WIRE_SEGMENT;
+			want->segment = chunk->segments[i].id;
+			*segment = i;
+			describe_blob(leg, chunk->segments[i].bytes, idx, want);
+			return;
+		}
+		idx -= n;
+	}
+	if (leg->order->wants_meta && chunk->meta) {
+		want->kind = KVP_WIRE_META;
+		describe_blob(leg, chunk->meta_bytes, idx, want);
+	} else {
+		want->kind = KVP_WIRE_EMPTY;
+	}
+}
+
+void kvp_tx_describe(const struct kvp_tx_leg *leg, struct kvp_wire_want *want, uint32_t *segment)
+{
+	const struct kvp_order_chunk *chunk = leg->chunk->order;
+	uint64_t n_rows = row_pieces(leg, chunk);
+	uint64_t skip = (uint64_t)leg->piece * piece_tokens(leg);
+	uint32_t n_parts;
+
+	*segment = 0;
+	*want = (struct kvp_wire_want){
+		.head = kvp_wire_head(KVP_WIRE_WANT),
+		.generation = leg->order->generation,
+		.sender = leg->tx->order->sender,
+		.seq = chunk->seq,
+		.start = chunk->start,
+		.tokens = chunk->tokens,
+		.pieces = leg->n_pieces,
+		.piece = leg->piece,
+		.last = chunk->last,
+	};
+	(void)leg_set(leg, chunk, want->entry_set);
+	if (leg->piece >= n_rows) {
+		describe_rest(leg, leg->piece - n_rows, want, segment);
+		return;
+	}
+
+	want->kind = KVP_WIRE_ROWS;
+	if (!leg->local) /* local rows do not lie in a slot */
+		want->bytes = kvp_piece_layout(
+			&leg->order->leg.geom, want->entry_set, chunk->start + skip,
+			(uint32_t)KVP_MIN(chunk->tokens - skip, (uint64_t)piece_tokens(leg)), NULL,
+			&n_parts);
+}
+
+/* ---- piece objects --------------------------------------------------------------------------- */
+
+struct kvp_tx_piece *kvp_tx_piece_take(struct kvp_lane *lane)
+{
+	struct kvp_tx_piece *piece = TAILQ_FIRST(&lane->tx_free);
+
+	if (piece)
+		TAILQ_REMOVE(&lane->tx_free, piece, order);
+	else if (lane->tx_fresh < KVP_LANE_TX_PIECES)
+		piece = &lane->tx_pool[lane->tx_fresh++];
+	else
+		return NULL;
+
+	lane->tx_live++;
+	memset(piece, 0, sizeof(*piece));
+	piece->nonce = ++lane->nonce;
+	return piece;
+}
+
+void kvp_tx_piece_put(struct kvp_lane *lane, struct kvp_tx_piece *piece)
+{
+	lane->tx_live--;
+	piece->leg = NULL;
+	TAILQ_INSERT_HEAD(&lane->tx_free, piece, order);
+}
+
+struct kvp_tx_piece *kvp_tx_piece_find(struct kvp_lane *lane, uint64_t cookie)
+{
+	uint32_t idx = (uint32_t)cookie;
+	struct kvp_tx_piece *piece;
+
+	if (idx >= lane->tx_fresh)
+		return NULL;
+
+	piece = &lane->tx_pool[idx];
+	return piece->leg && !piece->leg->dropped && piece->nonce == cookie >> 32 ? piece : NULL;
+}
+
+void kvp_tx_gathered(struct kvp_tx_piece *piece)
+{
+	if (piece->gathered)
+		return;
+
+	piece->gathered = true;
+	piece->chunk->to_gather--;
+	kvp_tx_dirty(piece->leg->tx);
+}
+
+/* ---- slots ----------------------------------------------------------------------------------- */
+
+const uint8_t *kvp_tx_blob(const struct kvp_tx *tx, const struct kvp_order_chunk *chunk,
+			   uint8_t kind, uint32_t segment)
+{
+	const struct kvp_order_pool *pool = tx->pool->order;
+	const struct kvp_entry *entry;
+
+	if (kind == KVP_WIRE_META)
+		return chunk->meta;
+
+	entry = &pool->entries[chunk->segments[segment].entry];
+	return pool->fd_maps[entry->fd_idx] + entry->base + chunk->segments[segment].offset;
+}
+
+void kvp_tx_sides(const struct kvp_tx_leg *leg, const struct kvp_order_chunk *chunk,
+		  struct kvp_side *sides)
+{
+	for (uint32_t i = 0; i < KVP_LANE_GROUPS; i++) {
+		if (!(leg->groups >> i & 1))
+			continue;
+		sides[i] = leg->order->leg.geom.src_sides[i];
+		sides[i].pos0 = chunk->sides[i].pos0;
+		sides[i].pages = chunk->sides[i].pages;
+		sides[i].n_pages = chunk->sides[i].n_pages;
+	}
+}
+
+/* What lies between two parts is sent along: it must not be what was there before. */
+static void fill_gaps(const struct kvp_copy_piece *piece, uint8_t *slot)
+{
+	for (uint32_t i = 0; i + 1 < piece->n_parts; i++) {
+		uint64_t end = piece->parts[i].offset + piece->parts[i].bytes;
+
+		memset(slot + end, 0, piece->parts[i + 1].offset - end);
+	}
+}
+
+static void fill_slot(struct kvp_tx_piece *rows)
+{
+	const struct kvp_tx_leg *leg = rows->leg;
+	const struct kvp_order_chunk *chunk = rows->chunk->order;
+	struct kvp_side sides[KVP_LANE_GROUPS];
+	struct kvp_copy_piece piece = {
+		.leg = &leg->order->leg.geom,
+		.pool = { leg->tx->pool->order->fd_maps, sides },
+		.start = rows->start,
+		.tokens = rows->tokens,
+		.parts = leg->tx->lane->parts,
+	};
+	uint64_t set[KVP_LANE_MASK_WORDS];
+
+	if (rows->kind != KVP_WIRE_ROWS) {
+		memcpy(rows->slot->data,
+		       kvp_tx_blob(leg->tx, chunk, rows->kind, rows->segment) + rows->start,
+		       rows->bytes);
+		return;
+	}
+	(void)leg_set(leg, chunk, set);
+	kvp_tx_sides(leg, chunk, sides);
+	(void)kvp_piece_layout(piece.leg, set, piece.start, rows->tokens, leg->tx->lane->parts,
+			       &piece.n_parts);
+	kvp_gather(&piece, rows->slot->data);
+	fill_gaps(&piece, rows->slot->data);
+}
+
+void kvp_tx_slot_put(struct kvp_tx_piece *piece)
+{
+	struct kvp_lane *lane = piece->leg->tx->lane;
+
+	if (!piece->slot)
+		return;
+
+	kvp_ring_put(&lane->pack, piece->slot);
+	piece->slot = NULL;
+	piece->leg->link->share->pack_slots--;
+	if (piece->ahead)
+		lane->ahead--;
+	piece->ahead = false;
+}
+
+/* The piece uses the slot from now on; without a grant it was packed ahead. */
+static void use_slot(struct kvp_tx_piece *piece, struct kvp_slot *slot)
+{
+	struct kvp_link *link = piece->leg->link;
+
+	piece->slot = slot;
+	link->share->pack_slots++;
+	if (piece->state == KVP_TX_WANTED) {
+		TAILQ_REMOVE(&link->wanted, piece, queue);
+		piece->ahead = true;
+		link->lane->ahead++;
+	}
+	kvp_tx_gathered(piece);
+}
+
+/* Other legs that wait for the same bytes use the slot too. */
+static void share_slot(struct kvp_tx_piece *piece)
+{
+	struct kvp_lane *lane = piece->leg->tx->lane;
+	struct kvp_tx_leg *leg = piece->leg->alike;
+	struct kvp_tx_piece *other;
+
+	for (; leg; leg = leg->alike_next) {
+		TAILQ_FOREACH(other, &leg->order_list, order)
+		if (other->chunk == piece->chunk && other->idx == piece->idx)
+			break;
+		if (!other || other->slot || other->state == KVP_TX_SENT)
+			continue;
+		if (other->state == KVP_TX_WANTED && lane->ahead >= lane->pack.n / 2)
+			continue;
+		piece->slot->refs++;
+		use_slot(other, piece->slot);
+		lane->counts.shared++;
+	}
+}
+
+static void count_repack(const struct kvp_tx_piece *piece)
+{
+	struct kvp_tx_leg *first = piece->leg->alike;
+	uint64_t at = (uint64_t)piece->chunk->order->seq << 32 | (piece->idx + 1);
+
+	if (!first->alike_next)
+		return;
+	if (at <= first->packed)
+		piece->leg->tx->lane->counts.repacked++;
+	else
+		first->packed = at;
+}
+
+bool kvp_tx_pack(struct kvp_tx_piece *piece)
+{
+	struct kvp_tx *tx = piece->leg->tx;
+	struct kvp_lane *lane = tx->lane;
+	uint32_t most = KVP_MAX(lane->pack.n / 4, 1u);
+	struct kvp_slot *slot;
+	uint64_t begin_ns;
+
+	if (piece->leg->link->share->pack_slots >= most)
+		return false;
+
+	slot = kvp_ring_take(&lane->pack, tx->pool->order->owner_uid, lane->now_ns);
+	if (!slot) {
+		lane->counts.slot_waits++;
+		return false;
+	}
+	slot->user = tx;
+	kvp_slot_dirty(slot, piece->bytes);
+	use_slot(piece, slot);
+
+	begin_ns = kvp_lane_now();
+	fill_slot(piece);
+	kvp_board_add(&tx->order->board->gather_ns, kvp_lane_now() - begin_ns);
+	if (piece->kind == KVP_WIRE_ROWS) {
+		count_repack(piece);
+		share_slot(piece);
+	}
+	return true;
+}
