@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <string.h>
 #include <sys/stat.h>
 
 #include "client/lib.h"
@@ -48,9 +49,9 @@ int kvp_inspect(struct kvp_client *client, const char *what, const char *arg, ch
 	if (r < 0)
 		return r;
 	body.what = (char *)(what ?: "");
-	if (arg)
+	body.all = arg && strcmp(arg, "all") == 0; /* no room's number, and labels have a prefix */
+	if (arg && !body.all)
 		body.arg = (char *)arg;
-	body.all = true; /* as much as the daemon's policy lets this caller see */
 	msg.body_case = KVP__CLIENT_MSG__BODY_INSPECT;
 	msg.inspect = &body;
 	kvpl_packets_init(&packets);

@@ -390,9 +390,17 @@ void kvp_room_forget(struct kvp_client *client, kvp_room_id id);
 
 /* ---- looking inside ------------------------------------------------------------------------ */
 
-/** The daemon's state as JSON: what = "status", "clients", "pools", "rooms", "room", "waiting",
- * "failures", "pins", "peers", "lanes", "version"; @arg as kvpackctl gives it, may be NULL.
- * *@json is the caller's (free). Blocks. */
+/**
+ * The daemon's state as one JSON document; docs/protocol.md lists its fields.
+ *
+ * @what  "status", "clients", "pools", "rooms", "room", "waiting", "failures", "pins", "peers",
+ *        "lanes" or "version".
+ * @arg   NULL, or for "room" a room's number (decimal or 0x..) or "label:TEXT", for "failures" how many
+ *        seconds back, for "rooms" "all": those that have ended too.
+ * @json  The caller's (free).
+ *
+ * Blocks. -EREMOTEIO, -EINVAL: refused, kvp_last_error() says why.
+ */
 int kvp_inspect(struct kvp_client *client, const char *what, const char *arg, char **json);
 
 #if defined(__GNUC__)
