@@ -5,6 +5,7 @@
 # make demo         the same for the demo: two daemons, eight ranks, every byte checked
 # make asan         check under ASan and UBSan       make tsan        stress programs under TSan
 # make valgrind     Criterion tests under valgrind   make bench       all benchmarks (T=bench_x: one)
+# make check-rdma   RDMA verbs for real: soft RoCE in a QEMU guest, which it builds from Debian packages
 # make fuzz T=msg SECS=60    one libFuzzer target    make deps        only the Debian packages
 # make lint         clang-tidy and cppcheck          make format      (format-check only looks)
 # make top          ten longest functions            make install     (uninstall) PREFIX, DESTDIR
@@ -41,7 +42,7 @@ WARN := -Wall -Wextra -Wshadow -Wformat=2 -Wvla -Wundef -Wpointer-arith -Wwrite-
 	-Wstrict-prototypes -Wmissing-prototypes -Wconversion -Wno-sign-conversion $(WERROR)
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer) \
 	$(if $(FUZZ),-fsanitize=fuzzer-no-link)
-PKGS := ucx libuv libprotobuf-c libcjson inih libxxhash
+PKGS := ucx libibverbs librdmacm libuv libprotobuf-c libcjson inih libxxhash
 CPPFLAGS_ALL := -D_GNU_SOURCE -DKVP_VERSION='"$(VERSION)"' $(if $(KVP_TEST),-DKVP_TEST=1) -I. -I$(BUILD) \
 	$(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 CFLAGS_ALL = -std=gnu17 -fPIC -pthread -fstack-protector-strong $(if $(SAN)$(FUZZ),,-D_FORTIFY_SOURCE=2) $(SANFLAGS) $(CFLAGS)
@@ -61,6 +62,7 @@ CRITERION_BIN := $(call bin,tests/test_*.c)
 FUZZ_BIN := $(call bin,tests/fuzz_*.c)
 PLAIN_BIN := $(call bin,tests/stress_*.c tests/bench_*.c tests/replay_*.c tests/demo*.c)
 TEST_BIN := $(CRITERION_BIN) $(FUZZ_BIN) $(PLAIN_BIN)
+RXE_BIN := $(BUILD)/tests/rxe_checks
 
 PROTO_A := $(BUILD)/libkvp-proto.a
 DAEMON_A := $(BUILD)/libkvpackd.a
@@ -75,15 +77,15 @@ RUN_ENV := KVP_TOP=$(CURDIR) KVP_BIN=$(CURDIR)/$(BUILD)
 CH_FILES = $(wildcard $(shell git ls-files -co --exclude-standard '*.[ch]'))
 C_FILES = $(filter %.c,$(CH_FILES))
 
-.PHONY: all tests help deps check asan tsan valgrind bench demo run-check run-stress run-valgrind run-bench \
-	run-demo fuzz lint format format-check top clean install uninstall
+.PHONY: all tests help deps check check-rdma asan tsan valgrind bench demo run-check run-rdma \
+	run-stress run-valgrind run-bench run-demo fuzz lint format format-check top clean install uninstall
 .DELETE_ON_ERROR:
 .SECONDARY:
 
 all: $(PROTO_A) $(DAEMON_A) $(CLIENT_A) $(if $(CLIENT_OBJ),$(CLIENT_SO)) $(MAINS)
 	$(if $(filter 0,$(MAKELEVEL)),@echo "CUDA: left out ($(if $(NVCC),no kernels in this tree,no toolkit)); pools in host memory only")
 
-tests: all $(TEST_BIN)
+tests: all $(TEST_BIN) $(RXE_BIN)
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -123,12 +125,13 @@ $(CLIENT_SO): $(CLIENT_OBJ) $(PROTO_OBJ) $(SYMFILE)
 $(BUILD)/kvpackd: $(BUILD)/daemon/main.o $(DAEMON_A) $(PROTO_A)
 $(BUILD)/kvpackctl: $(CTL_OBJ) $(CLIENT_A) $(PROTO_A)
 $(TEST_BIN): $(BUILD)/%: $(BUILD)/%.o $(TEST_LIBS)
+$(RXE_BIN): $(call obj,$(wildcard tests/rxe/*.c)) $(TEST_LIBS)
 # With FUZZ=1 libFuzzer brings main(); otherwise a small main replays the corpus.
 $(BUILD)/tests/test_ctl_plan: $(BUILD)/client/ctl_plan.o
 $(FUZZ_BIN): $(if $(FUZZ),,$(BUILD)/tests/corpus_main.o)
 $(FUZZ_BIN): EXTRA := $(if $(FUZZ),-fsanitize=fuzzer)
 $(CRITERION_BIN): EXTRA := -lcriterion
-$(MAINS) $(TEST_BIN):
+$(MAINS) $(TEST_BIN) $(RXE_BIN):
 	$(call say,LD)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(EXTRA) $(LIBS)
 # ---- run
@@ -140,6 +143,9 @@ deps:
 	@tests/deps.sh
 check: deps
 	$(sub) KVP_TEST=1 run-check
+check-rdma:
+	@tests/deps.sh rdma || echo 'check-rdma: going on with what there is'
+	$(sub) KVP_TEST=1 run-rdma
 asan: deps
 	$(sub) KVP_TEST=1 SAN=address,undefined run-check
 tsan: deps
@@ -150,6 +156,8 @@ bench demo: deps
 	$(sub) run-$@
 run-check: tests
 	@$(RUN_ENV) tests/run.sh $(call pick,test) $(if $(T),,$(call pick,fuzz stress replay) tests/layers.sh tests/symbols.sh $(wildcard tests/check_*.sh))
+run-rdma: all $(RXE_BIN)
+	@$(RUN_ENV) tests/rxe/run.sh $(if $(T),'$(T)')
 run-stress: $(call pick,stress)
 	@$(RUN_ENV) tests/run.sh $^
 run-valgrind: all $(call pick,test)

@@ -16,6 +16,7 @@
 #include "daemon/log.h"
 #include "daemon/server.h"
 #include "daemon/session_io.h"
+#include "proto/check.h"
 #include "proto/msg.h"
 #include "proto/util.h"
 
@@ -602,7 +603,7 @@ static void count_bad(struct kvp_session *session, const char *text)
 		kvp_session_end(session, "too many malformed packets in a row");
 }
 
-static void refuse_packet(struct kvp_session *session, uint64_t id, Kvp__Status status, char *text)
+static void reply_refused(struct kvp_session *session, uint64_t id, Kvp__Status status, char *text)
 {
 	Kvp__Reply reply = KVP__REPLY__INIT;
 
@@ -610,19 +611,32 @@ static void refuse_packet(struct kvp_session *session, uint64_t id, Kvp__Status 
 	reply.id = id;
 	reply.status = status;
 	reply.text = text;
-	if (id != 0)
-		kvp_session_reply(session, &reply, -1);
-	if (session->state != KVP_SESSION_ENDING)
-		count_bad(session, text);
+	kvp_session_reply(session, &reply, -1);
 }
 
 void kvp_session_refuse_packet(struct kvp_session *session, const uint8_t *buf, size_t n,
 			       const char *text)
 {
+	uint64_t id = kvp_msg_peek_id(buf, n);
 	char copy[KVP_POOL_ERR];
 
 	(void)snprintf(copy, sizeof(copy), "%s", text); /* may be cut */
-	refuse_packet(session, kvp_msg_peek_id(buf, n), KVP__STATUS__STATUS_INVALID, copy);
+	if (id != 0)
+		reply_refused(session, id, KVP__STATUS__STATUS_INVALID, copy);
+	if (session->state != KVP_SESSION_ENDING)
+		count_bad(session, copy);
+}
+
+/* Wrong values in a request that can be read are an engine's mistake, which gets its answer each
+ * time; what cannot be read is no client of ours. */
+static bool is_readable(const uint8_t *buf, size_t n)
+{
+	ProtobufCMessage *msg = kvp_unpack(&kvp__client_msg__descriptor, buf, n);
+
+	if (!msg)
+		return false;
+	protobuf_c_message_free_unpacked(msg, NULL);
+	return kvp_msg_peek_id(buf, n) != 0;
 }
 
 void kvp_session_packet(struct kvp_session *session, const uint8_t *buf, size_t n, const int *fds,
@@ -635,8 +649,11 @@ void kvp_session_packet(struct kvp_session *session, const uint8_t *buf, size_t 
 	if (status == 0) {
 		session->bad_in_row = 0;
 		handle(session, msg, fds, n_fds);
+	} else if (is_readable(buf, n)) {
+		session->bad_in_row = 0;
+		reply_refused(session, kvp_msg_peek_id(buf, n), (Kvp__Status)status, err);
 	} else {
-		refuse_packet(session, kvp_msg_peek_id(buf, n), (Kvp__Status)status, err);
+		kvp_session_refuse_packet(session, buf, n, err);
 	}
 	for (size_t i = 0; i < n_fds; i++)
 		(void)close(fds[i]); /* whoever needed the memory has mapped it */

@@ -1,13 +1,19 @@
 #!/bin/bash
 # Installs the Debian packages that build and tests need, only those that are missing.
-# Arguments: none for all, `base` for what `make all` alone needs.
+# Arguments: none for all, `base` for what `make all` alone needs, `rdma` for base and the guest of
+# `make check-rdma`.
 
 base="gcc make pkg-config libc6-dev libuv1-dev libprotobuf-c-dev protobuf-c-compiler libucx-dev
-libinih-dev uthash-dev libcjson-dev libxxhash-dev"
+libinih-dev uthash-dev libcjson-dev libxxhash-dev libibverbs-dev librdmacm-dev"
 tests="libcriterion-dev clang clang-format clang-tidy cppcheck libclang-rt-14-dev valgrind"
 
-want=$base
-[ "$1" = base ] || want="$base $tests"
+rdma="qemu-system-x86 busybox-static xz-utils iproute2 ibverbs-providers"
+
+case $1 in
+base) want=$base ;;
+rdma) want="$base $rdma" ;;
+*) want="$base $tests" ;;
+esac
 
 if ! command -v dpkg-query >/dev/null; then
 	echo "deps: this is not Debian; make sure that you have: $(echo $want)" >&2

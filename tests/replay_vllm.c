@@ -43,18 +43,18 @@ struct worker {
 	struct rig *rig;
 	const struct rig_daemon *daemon, *other; /* other: of the senders, at decode */
 	struct params params;
+	uint64_t cached; /* decode: tokens in its own prefix cache */
+	uint64_t window; /* tokens of the sliding window */
+	struct kvp_client *client;
+	struct kvp_fence *fence;
+	kvp_room_id room;
+	struct rig_pool pool;
 	enum model model;
 	uint32_t tp_size, tp_rank, dcp_size, interleave;
 	uint32_t n_senders; /* decode: data senders 0 .. n - 1, or its own rank's if 1 */
-	uint64_t cached;    /* decode: tokens in its own prefix cache */
-	uint64_t window;    /* decode: tokens of the sliding window */
 	uint32_t lease_ms;
-	struct kvp_client *client;
-	struct rig_pool pool;
-	uint32_t blocks[2][BLOCKS]; /* by group */
-	struct kvp_fence *fence;
-	kvp_room_id room;
 	uint32_t n_chunks;
+	uint32_t blocks[2][BLOCKS]; /* by group */
 };
 
 /* ---- both ----------------------------------------------------------------------------------- */

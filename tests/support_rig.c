@@ -406,10 +406,10 @@ void rig_pages(uint32_t *pages, uint32_t n, uint32_t lo, uint32_t hi, uint64_t s
 	uint32_t *all = malloc((size_t)(hi - lo) * sizeof(*all));
 	uint32_t i, k, t;
 
-	RIG_REQUIRE(all && n <= hi - lo);
+	RIG_REQUIRE(all && lo < hi && n <= hi - lo);
 	for (i = 0; i < hi - lo; i++)
 		all[i] = lo + i;
-	for (i = 0; i < n; i++) {
+	for (i = 0; i < n && i < hi - lo; i++) {
 		k = i + (uint32_t)(rig_random(&seed) % (hi - lo - i));
 		t = all[k];
 		all[k] = all[i];

@@ -23,8 +23,8 @@
 #define RIG_ENTRIES 64u
 
 /* Ends the process with exit status 1 and says where and why. */
-_Noreturn void rig_die(const char *where, int line, const char *cond, const char *fmt, ...)
-	KVP_PRINTF(4, 5);
+void rig_die(const char *where, int line, const char *cond, const char *fmt, ...)
+	__attribute__((noreturn, format(printf, 4, 5)));
 #define RIG_REQUIRE(cond, ...)                                               \
 	do {                                                                 \
 		if (!(cond))                                                 \
