@@ -77,7 +77,7 @@ static void dispatch(struct kvp_daemon *daemon, struct kvp_board *board)
 		kvp_rooms_board(daemon->core.rooms, board);
 		return;
 	}
-	assert(!"unknown kind of board");
+	assert(false); /* there is no other kind */
 }
 
 static void on_wake(uv_async_t *async)
@@ -446,6 +446,7 @@ static int init(struct kvp_daemon *daemon, const struct kvp_config *config, cons
 {
 	struct kvp_core *core = &daemon->core;
 	int r = uv_loop_init(&daemon->loop);
+	ssize_t n;
 
 	if (r < 0) {
 		kvp_log(KVP_LOG_ERR, "start: event loop: %s", uv_strerror(r));
@@ -458,8 +459,9 @@ static int init(struct kvp_daemon *daemon, const struct kvp_config *config, cons
 	core->touched = on_touched;
 	core->touched_arg = daemon;
 	/* Up to 256 bytes cannot fail once the kernel has its entropy, which it waits for. */
-	if (getrandom(core->incarnation, sizeof(core->incarnation), 0) < 0)
-		assert(!"getrandom");
+	n = getrandom(core->incarnation, sizeof(core->incarnation), 0);
+	assert(n == sizeof(core->incarnation));
+	(void)n;
 	core->pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0); /* -1: clients do without */
 	kvp_inbox_init(&daemon->inbox, wake, &daemon->wake);
 	start_handles(daemon);

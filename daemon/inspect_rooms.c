@@ -361,7 +361,7 @@ static bool add_failure(void *arg, const struct kvp_room_view *view)
 	object = cJSON_CreateObject();
 	add_time(object, "at",
 		 (uint64_t)wall.tv_sec * 1000 + (uint64_t)wall.tv_nsec / MS - ago_ns / MS);
-	(void)cJSON_AddNumberToObject(object, "ago_s", (double)(ago_ns / MS) / 1000.0);
+	(void)cJSON_AddNumberToObject(object, "ago_s", (double)ago_ns / 1e9);
 	(void)cJSON_AddStringToObject(object, "role", role(view));
 	(void)cJSON_AddStringToObject(object, "status",
 				      kvp_status_name((enum kvp_status)view->status));

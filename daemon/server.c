@@ -269,17 +269,24 @@ static void on_listener(uv_poll_t *poll, int status, int events)
 
 /* ---- flush */
 
+static struct kvp_session *take_touched(struct kvp_server *server)
+{
+	struct kvp_session *session = server->touched;
+
+	if (!session)
+		return NULL;
+	server->touched = session->touched_next;
+	session->touched = false;
+	return session;
+}
+
 static void on_prepare(uv_prepare_t *handle)
 {
 	struct kvp_server *server = handle->data;
+	struct kvp_session *session;
 
-	while (server->touched) {
-		struct kvp_session *session = server->touched;
-
-		LL_DELETE2(server->touched, session, touched_next);
-		session->touched = false;
+	while ((session = take_touched(server)))
 		kvp_session_flush(session);
-	}
 }
 
 void kvp_server_touch(struct kvp_server *server, struct kvp_session *session)

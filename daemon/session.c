@@ -50,38 +50,48 @@ static void pool_gone(struct kvp_pool *pool, void *arg)
 	kvp_pool_free(arg, pool);
 }
 
-/* The lanes may still look at them: they outlive the session until they have ended. */
-static void drop_pools(struct kvp_session *session, const char *why)
+/* The lanes may still look at it: it outlives the session until it has ended. */
+static void drop_pool(struct kvp_session *session, struct kvp_pool *pool, const char *why)
 {
 	struct kvp_pools *pools = &session->core->pools;
-	struct kvp_pool *pool, *tmp;
 
-	LL_FOREACH_SAFE2(session->pools, pool, tmp, session_next)
-	{
-		LL_DELETE2(session->pools, pool, session_next);
-		session->n_pools--;
-		if (pool->state == KVP_POOL_PAUSED) {
-			kvp_pool_free(pools, pool);
-		} else if (pool->state == KVP_POOL_ENDING) {
-			pool->ended = pool_gone;
-			pool->ended_arg = pools;
-		} else {
-			kvp_pool_end(pool, false, pool_gone, pools);
-			kvp_rooms_pool_ends(session->core->rooms, pool,
-					    KVP__STATUS__STATUS_CLIENT_LOST, why);
-		}
+	switch (pool->state) {
+	case KVP_POOL_PAUSED:
+		kvp_pool_free(pools, pool);
+		return;
+	case KVP_POOL_ENDING:
+		pool->ended = pool_gone;
+		pool->ended_arg = pools;
+		return;
+	case KVP_POOL_ACTIVE:
+		kvp_pool_end(pool, false, pool_gone, pools);
+		kvp_rooms_pool_ends(session->core->rooms, pool, KVP__STATUS__STATUS_CLIENT_LOST,
+				    why);
+		return;
 	}
+}
+
+static void drop_pools(struct kvp_session *session, const char *why)
+{
+	while (session->pools) {
+		struct kvp_pool *pool = session->pools;
+
+		session->pools = pool->session_next;
+		session->n_pools--;
+		drop_pool(session, pool, why);
+	}
+}
+
+static void drop_fence(struct kvp_session *session, struct kvp_fence *fence)
+{
+	DL_DELETE(session->fences, fence);
+	kvp_fence_end(fence, NULL, NULL);
 }
 
 static void drop_fences(struct kvp_session *session)
 {
-	struct kvp_fence *fence, *tmp;
-
-	DL_FOREACH_SAFE(session->fences, fence, tmp)
-	{
-		DL_DELETE(session->fences, fence);
-		kvp_fence_end(fence, NULL, NULL);
-	}
+	while (session->fences)
+		drop_fence(session, session->fences);
 }
 
 void kvp_session_end(struct kvp_session *session, const char *why)
@@ -331,7 +341,8 @@ struct kvp_session *kvp_session_create(struct kvp_core *core, int fd, uint64_t i
 	admit(session);
 	if (start_handles(session) < 0)
 		return NULL;
-	owned = pidfd = -1; /* the session's */
+	(void)KVP_TAKE_FD(owned); /* the session's now */
+	(void)KVP_TAKE_FD(pidfd);
 	return KVP_TAKE(session);
 }
 

@@ -53,30 +53,40 @@ static int enqueue(struct kvp_session *session, const uint8_t *bytes, size_t n, 
 	return 0;
 }
 
+/* What the socket does not take at once waits. On success the fd is taken care of. */
+static int send_or_queue(struct kvp_session *session, const uint8_t *bytes, size_t n, int fd)
+{
+	int r = -EAGAIN;
+
+	if (!session->full && session->n_replies == 0)
+		r = kvp_packet_send(session->fd, bytes, n, &fd, fd >= 0);
+	if (r == -EAGAIN) {
+		kvp_server_touch(session->core->server, session);
+		return enqueue(session, bytes, n, fd);
+	}
+	if (r == 0 && fd >= 0)
+		(void)close(fd); /* the client has its own now */
+	return r;
+}
+
 void kvp_session_reply(struct kvp_session *session, const Kvp__Reply *reply, int fd)
 {
-	KVP_CLEANUP(kvp_closep) int owned = fd;
 	Kvp__DaemonMsg msg = KVP__DAEMON_MSG__INIT;
 	uint8_t bytes[REPLY_MAX];
 	long n;
-	int r = -EAGAIN;
+	int r = -ENOTCONN;
 
-	if (session->state == KVP_SESSION_ENDING)
-		return;
 	msg.body_case = KVP__DAEMON_MSG__BODY_REPLY;
 	msg.reply = (Kvp__Reply *)reply;
 	n = kvp_msg_encode_daemon(&msg, bytes, sizeof(bytes));
 	assert(n > 0); /* texts and names are bounded */
-	if (!session->full && session->n_replies == 0)
-		r = kvp_packet_send(session->fd, bytes, (size_t)n, &fd, fd >= 0);
-	if (r == -EAGAIN) {
-		r = enqueue(session, bytes, (size_t)n, fd);
-		if (r == 0)
-			owned = -1;
-		kvp_server_touch(session->core->server, session);
-	}
-	if (r < 0)
-		kvp_session_end(session, strerror(-r));
+	if (session->state != KVP_SESSION_ENDING)
+		r = send_or_queue(session, bytes, (size_t)n, fd);
+	if (r == 0)
+		return;
+	if (fd >= 0)
+		(void)close(fd);
+	kvp_session_end(session, strerror(-r));
 }
 
 static int write_replies(struct kvp_session *session, bool *moved)
@@ -145,16 +155,24 @@ struct kvp_session_pending *kvp_session_postpone(struct kvp_session *session, ui
 	return pending;
 }
 
+static void unlink_pending(struct kvp_session_pending *pending)
+{
+	struct kvp_session *session = pending->session;
+
+	if (!session)
+		return;
+	DL_DELETE(session->pending, pending);
+	session->n_pending--;
+	pending->session = NULL;
+}
+
 void kvp_session_answer(struct kvp_session_pending *pending)
 {
 	struct kvp_session *session = pending->session;
 	Kvp__Reply reply = KVP__REPLY__INIT;
 
 	reply.id = pending->request;
-	if (session) {
-		DL_DELETE(session->pending, pending);
-		session->n_pending--;
-	}
+	unlink_pending(pending);
 	free(pending);
 	if (!session)
 		return;
@@ -165,14 +183,9 @@ void kvp_session_answer(struct kvp_session_pending *pending)
 
 void kvp_session_drop_output(struct kvp_session *session)
 {
-	struct kvp_session_pending *pending, *tmp;
-
 	while (session->replies)
 		free_reply(session, session->replies);
-	DL_FOREACH_SAFE(session->pending, pending, tmp)
-	{
-		DL_DELETE(session->pending, pending);
-		pending->session = NULL;
-	}
-	session->n_pending = 0;
+	while (session->pending)
+		unlink_pending(session->pending);
+	session->n_pending = 0; /* recalls have no record */
 }

@@ -124,7 +124,7 @@ static Kvp__Status find_active_pool(struct request *req, uint32_t id, struct kvp
 {
 	Kvp__Status status = find_pool(req, id, pool);
 
-	if (status != OK || (*pool)->state == KVP_POOL_ACTIVE)
+	if (!*pool || (*pool)->state == KVP_POOL_ACTIVE)
 		return status;
 	return refuse(req, KVP__STATUS__STATUS_POOL_GONE, "pool is %u: it is %s", id,
 		      (*pool)->state == KVP_POOL_PAUSED ? "paused"
