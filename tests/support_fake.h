@@ -20,7 +20,7 @@
 struct fake {
 	char dir[64];
 	char path[96];
-	char memfd_text[64]; /* inspect is answered with it */
+	char memfd_text[2048]; /* inspect is answered with it */
 	int listener, conn, wake[2];
 	pthread_t thread;
 	pthread_mutex_t lock;

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvpackctl against a scripted daemon: what it prints and how it exits. */
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "client/kvpack.h"
+#include "tests/support_fake.h"
+
+static struct fake *fake;
+static char out[65536];
+
+static void setup(void)
+{
+	fake = fake_start(NULL, 1, false);
+}
+
+static void teardown(void)
+{
+	fake_free(fake);
+}
+
+TestSuite(ctl, .init = setup, .fini = teardown, .timeout = 60);
+
+/* Runs it with the daemon answering json; its output of both streams is in `out`. */
+static int ctl(const char *args, const char *json)
+{
+	const char *bin = getenv("KVP_BIN");
+	char command[512];
+	size_t n;
+	FILE *p;
+	int status;
+
+	(void)snprintf(fake->memfd_text, sizeof(fake->memfd_text), "%s", json ? json : "");
+	(void)snprintf(command, sizeof(command), "KVPACK_SOCKET=%s %s/kvpackctl %s 2>&1",
+		       fake->path, bin ? bin : "build/plain-gcc", args);
+	p = popen(command, "r");
+	cr_assert_not_null(p);
+	n = fread(out, 1, sizeof(out) - 1, p);
+	out[n] = '\0';
+	status = pclose(p);
+	cr_assert(WIFEXITED(status));
+	return WEXITSTATUS(status);
+}
+
+/* The last request that came. */
+static const Kvp__Inspect *asked(void)
+{
+	const Kvp__ClientMsg *msg = fake_get(fake, fake_count(fake) - 1);
+
+	cr_assert_eq(msg->body_case, KVP__CLIENT_MSG__BODY_INSPECT);
+	return msg->inspect;
+}
+
+Test(ctl, tables_are_aligned)
+{
+	cr_expect_eq(
+		ctl("pools",
+		    "{\"pools\":[{\"id\":7,\"client_name\":\"prefill\",\"label\":\"k\xc3\xa9y\","
+		    "\"state\":\"mapped\",\"entries\":7,\"groups\":1,\"bytes\":1610612736,"
+		    "\"rooms\":2,\"pages_held\":0},{\"id\":12,\"label\":\"a\"}]}"),
+		0);
+	cr_expect_str_eq(
+		out,
+		"ID  CLIENT   LABEL  STATE   ENTRIES  GROUPS    BYTES  ROOMS  PAGES HELD\n"
+		" 7  prefill  k\xc3\xa9y    mapped        7       1  1.5 GiB      2           0\n"
+		"12  -        a      -             -       -        -      -           -\n",
+		"%s", out);
+	cr_expect_str_eq(asked()->what, "pools");
+	cr_expect_eq(ctl("pools", "{}"), 0);
+	cr_expect_str_eq(out, "no pools\n");
+}
+
+Test(ctl, json_is_what_the_daemon_says)
+{
+	cr_expect_eq(ctl("--json rooms", "{\"rooms\":[],\"ended\":3}"), 0);
+	cr_expect_str_eq(out, "{\n\t\"rooms\":\t[],\n\t\"ended\":\t3\n}\n", "%s", out);
+	cr_expect_not(asked()->all);
+	cr_expect_eq(ctl("rooms --all", "{\"rooms\":[],\"ended\":3}"), 0);
+	cr_expect_str_eq(out,
+			 "no live rooms\n\n3 ended rooms are remembered (rooms --all, room ID)\n");
+	cr_expect(asked()->all);
+	cr_expect_str_eq(asked()->arg, "");
+}
+
+Test(ctl, room_in_full)
+{
+	const char *json =
+		"{\"rooms\":[{\"room\":\"0x11\",\"role\":\"dest\",\"index\":2,\"label\":\"r\","
+		"\"state\":\"landing\",\"age_s\":75.5,\"since_s\":0.25,\"tokens\":1000,"
+		"\"arrived\":512,\"bytes\":2048,\"waits_for\":\"data\",\"waits_s\":1.5,"
+		"\"client\":\"decode\",\"mode\":\"landing\",\"verdict\":\"peer\","
+		"\"stages\":[{\"name\":\"offered\",\"at_ms\":0.2},{\"name\":\"accepted\",\"at_ms\":"
+		"1500}],"
+		"\"legs\":[{\"sender\":0,\"dest\":2,\"peer\":\"gpu-b\",\"state\":\"go\"}]}]}";
+
+	cr_expect_eq(ctl("room 0x11", json), 0);
+	cr_expect_str_eq(asked()->arg, "0x11");
+	cr_expect(strstr(out, "room 0x11 dest 2: landing for 250 ms, made 1m 15s ago, label \"r\""),
+		  "%s", out);
+	cr_expect(strstr(out, "waits for data since 1.5 s"), "%s", out);
+	cr_expect(strstr(out, "verdict: peer"), "%s", out);
+	cr_expect(strstr(out, "stages: offered +0 ms, accepted +1.5 s"), "%s", out);
+	cr_expect(strstr(out, "SENDER  DEST  PEER "), "%s", out);
+	cr_expect_eq(ctl("room --label 'a b'", "{\"rooms\":[]}"), 1, "no such room");
+	cr_expect_str_eq(asked()->arg, "label:a b");
+	cr_expect_eq(ctl("room 5", "{\"rooms\":[{\"state\":\"released\",\"status\":\"timeout\"}]}"),
+		     1);
+	cr_expect_eq(ctl("room 5", "{\"rooms\":[{\"state\":\"released\",\"status\":\"ok\"}]}"), 0);
+}
+
+Test(ctl, exit_status_says_what_is_wrong)
+{
+	cr_expect_eq(ctl("failures --since 10m", "{\"failures\":[]}"), 0);
+	cr_expect_str_eq(asked()->arg, "600");
+	cr_expect_str_eq(out, "no failures\n");
+	cr_expect_eq(ctl("failures", "{\"failures\":[{\"room\":\"0x1\",\"reason\":\"x\"}]}"), 1);
+	cr_expect_eq(
+		ctl("lanes", "{\"lanes\":[{\"name\":\"host\",\"work\":true,\"last_turn_ms\":1}]}"),
+		0);
+	cr_expect_eq(ctl("lanes",
+			 "{\"lanes\":[{\"name\":\"host\",\"work\":true,\"last_turn_ms\":6000}]}"),
+		     1);
+	cr_expect_eq(ctl("status", "{\"node\":\"a\",\"stopping\":false}"), 0);
+	cr_expect_eq(ctl("status", "{\"node\":\"a\",\"limits\":[{\"name\":\"rooms\",\"used\":4,"
+				   "\"max\":4}]}"),
+		     1);
+	cr_expect_eq(ctl("peers", "{\"peers\":[{\"state\":\"down\",\"legs\":1}]}"), 1);
+	cr_expect_eq(ctl("peers", "{\"peers\":[{\"state\":\"up\",\"legs\":1}]}"), 0);
+	cr_expect_eq(ctl("waiting", "{\"waiting\":[]}"), 0);
+	cr_expect_eq(ctl("pins", "{\"pins\":[]}"), 0);
+	cr_expect_eq(ctl("clients", "no json"), 1);
+	cr_expect_eq(ctl("bogus", NULL), 2);
+	cr_expect_eq(ctl("room", NULL), 2);
+	cr_expect_eq(ctl("--help", NULL), 0);
+	cr_expect_eq(ctl("room --help", NULL), 0);
+	fake->refuse_kind = KVP__CLIENT_MSG__BODY_INSPECT;
+	fake->refuse_status = KVP_STATUS_DENIED;
+	cr_expect_eq(ctl("rooms", NULL), 4);
+	cr_expect(strstr(out, "refused: refused by the script (denied)"), "%s", out);
+	cr_expect_eq(ctl("--socket /tmp/kvpack-no-such rooms", NULL), 3);
+	cr_expect_str_eq(out, "kvpackctl: no daemon listens on /tmp/kvpack-no-such: is kvpackd "
+			      "running? (systemctl status kvpackd)\n");
+	cr_expect_eq(ctl("version --socket /tmp/kvpack-no-such", NULL), 0);
+}
