@@ -128,6 +128,7 @@ $(TEST_BIN): $(BUILD)/%: $(BUILD)/%.o $(TEST_LIBS)
 $(RXE_BIN): $(call obj,$(wildcard tests/rxe/*.c)) $(TEST_LIBS)
 # With FUZZ=1 libFuzzer brings main(); otherwise a small main replays the corpus.
 $(BUILD)/tests/test_ctl_plan: $(BUILD)/client/ctl_plan.o
+$(BUILD)/tests/test_qp $(BUILD)/tests/test_net_verbs: $(BUILD)/tests/fake_verbs.o
 $(FUZZ_BIN): $(if $(FUZZ),,$(BUILD)/tests/corpus_main.o)
 $(FUZZ_BIN): EXTRA := $(if $(FUZZ),-fsanitize=fuzzer)
 $(CRITERION_BIN): EXTRA := -lcriterion

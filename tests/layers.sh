@@ -8,7 +8,8 @@
 ranks="
 log inbox config board notify
 net ring copy
-net_ucx* rx tx
+nic qp rail*
+net_verbs* net_ucx* rx tx
 lane
 memfd lists
 pool fence

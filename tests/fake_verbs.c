@@ -1,0 +1,694 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/fake_verbs.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/queue.h>
+#include <unistd.h>
+
+#include "proto/util.h"
+
+#define GRH_BYTES 40u
+#define N_MAX 256u
+
+struct fake_wr {
+	struct ibv_send_wr wr;
+	struct ibv_sge sge[4];
+	uint64_t number;
+	STAILQ_ENTRY(fake_wr) link;
+};
+
+struct fake_recv {
+	struct ibv_recv_wr wr;
+	struct ibv_sge sge[2];
+	STAILQ_ENTRY(fake_recv) link;
+};
+
+struct fake_wc {
+	struct ibv_wc wc;
+	STAILQ_ENTRY(fake_wc) link;
+};
+
+struct fake_cq {
+	struct ibv_cq cq;
+	bool armed;
+	STAILQ_HEAD(, fake_wc) wcs;
+};
+
+struct fake_qp {
+	struct ibv_qp qp;
+	bool loose; /* reaches nobody and succeeds */
+	bool sig_all;
+	uint32_t dest;
+	STAILQ_HEAD(, fake_wr) sends;
+	STAILQ_HEAD(, fake_recv) recvs;
+};
+
+struct fake_mr {
+	struct ibv_mr mr;
+	int access;
+};
+
+struct kvp_fake kvp_fake;
+static struct fake_qp *qps[N_MAX];
+static struct fake_mr *mrs[N_MAX];
+static struct ibv_async_event events[16];
+static unsigned n_events;
+static int async_fd = -1;
+static struct ibv_device device = {
+	.node_type = IBV_NODE_CA,
+	.transport_type = IBV_TRANSPORT_IB,
+	.name = "fake0",
+	.dev_name = "uverbs0",
+	.ibdev_path = "/nonexistent/fake0",
+};
+
+void kvp_fake_reset(void)
+{
+	kvp_fake = (struct kvp_fake){
+		.port_state = IBV_PORT_ACTIVE,
+		.max_cqe = 32767,
+		.n_qps = kvp_fake.n_qps,
+		.n_mrs = kvp_fake.n_mrs,
+		.n_ahs = kvp_fake.n_ahs,
+		.n_cqs = kvp_fake.n_cqs,
+		.n_pds = kvp_fake.n_pds,
+		.n_contexts = kvp_fake.n_contexts,
+	};
+}
+
+static struct fake_qp *fake_of(struct ibv_qp *qp)
+{
+	return KVP_CONTAINER_OF(qp, struct fake_qp, qp);
+}
+
+static void wake(int fd)
+{
+	uint64_t one = 1;
+
+	assert(write(fd, &one, sizeof(one)) == sizeof(one));
+}
+
+static void complete(struct ibv_cq *ibv, const struct ibv_wc *wc)
+{
+	struct fake_cq *cq = KVP_CONTAINER_OF(ibv, struct fake_cq, cq);
+	struct fake_wc *entry = calloc(1, sizeof(*entry));
+
+	assert(entry);
+	entry->wc = *wc;
+	STAILQ_INSERT_TAIL(&cq->wcs, entry, link);
+	if (cq->armed && cq->cq.channel) {
+		cq->armed = false;
+		wake(cq->cq.channel->fd);
+	}
+}
+
+/* ---- running requests */
+
+static void flush_receives(struct fake_qp *qp)
+{
+	struct fake_recv *recv;
+
+	while ((recv = STAILQ_FIRST(&qp->recvs))) {
+		struct ibv_wc wc = {
+			.wr_id = recv->wr.wr_id,
+			.status = IBV_WC_WR_FLUSH_ERR,
+			.qp_num = qp->qp.qp_num,
+		};
+
+		STAILQ_REMOVE_HEAD(&qp->recvs, link);
+		free(recv);
+		complete(qp->qp.recv_cq, &wc);
+	}
+}
+
+static void lose(struct fake_qp *qp)
+{
+	qp->qp.state = IBV_QPS_ERR;
+	flush_receives(qp);
+}
+
+static bool may_write(uint32_t rkey, uint64_t addr, uint64_t bytes)
+{
+	struct fake_mr *mr = rkey > 0 && rkey <= N_MAX ? mrs[rkey - 1] : NULL;
+	uint64_t base = mr ? (uintptr_t)mr->mr.addr : 0;
+
+	return mr && mr->access & IBV_ACCESS_REMOTE_WRITE && addr >= base &&
+	       bytes <= mr->mr.length && addr - base <= mr->mr.length - bytes;
+}
+
+static void gather(const struct ibv_send_wr *wr, uint8_t *out)
+{
+	for (int i = 0; i < wr->num_sge; i++) {
+		memcpy(out, (const void *)(uintptr_t)wr->sg_list[i].addr, wr->sg_list[i].length);
+		out += wr->sg_list[i].length;
+	}
+}
+
+static uint64_t bytes_of(const struct ibv_send_wr *wr)
+{
+	uint64_t bytes = 0;
+
+	for (int i = 0; i < wr->num_sge; i++)
+		bytes += wr->sg_list[i].length;
+	return bytes;
+}
+
+static void receive(struct fake_qp *to, struct fake_recv *recv, const struct ibv_wc *wc)
+{
+	struct ibv_wc mine = *wc;
+
+	mine.wr_id = recv->wr.wr_id;
+	mine.qp_num = to->qp.qp_num;
+	STAILQ_REMOVE_HEAD(&to->recvs, link);
+	free(recv);
+	complete(to->qp.recv_cq, &mine);
+}
+
+static enum ibv_wc_status run_write(struct fake_qp *to, const struct ibv_send_wr *wr)
+{
+	struct fake_recv *recv = STAILQ_FIRST(&to->recvs);
+	bool imm = wr->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+	struct ibv_wc wc = {
+		.opcode = IBV_WC_RECV_RDMA_WITH_IMM,
+		.wc_flags = IBV_WC_WITH_IMM,
+		.imm_data = wr->imm_data,
+		.byte_len = (uint32_t)bytes_of(wr),
+	};
+
+	if (imm && !recv)
+		return IBV_WC_RNR_RETRY_EXC_ERR;
+	if (wc.byte_len > 0 && !may_write(wr->wr.rdma.rkey, wr->wr.rdma.remote_addr, wc.byte_len)) {
+		lose(to);
+		return IBV_WC_REM_ACCESS_ERR;
+	}
+	gather(wr, (uint8_t *)(uintptr_t)wr->wr.rdma.remote_addr);
+	if (imm)
+		receive(to, recv, &wc);
+	return IBV_WC_SUCCESS;
+}
+
+static enum ibv_wc_status run_send(struct fake_qp *to, const struct ibv_send_wr *wr, uint32_t from)
+{
+	struct fake_recv *recv = STAILQ_FIRST(&to->recvs);
+	bool datagram = to->qp.qp_type == IBV_QPT_UD;
+	uint32_t skip = datagram ? GRH_BYTES : 0;
+	struct ibv_wc wc = {
+		.opcode = IBV_WC_RECV,
+		.byte_len = (uint32_t)bytes_of(wr) + skip,
+		.src_qp = from,
+	};
+
+	if (!recv)
+		return datagram ? IBV_WC_SUCCESS : IBV_WC_RNR_RETRY_EXC_ERR;
+	if (recv->wr.num_sge < 1 || recv->sge[0].length < wc.byte_len) {
+		lose(to);
+		return IBV_WC_REM_INV_REQ_ERR;
+	}
+	gather(wr, (uint8_t *)(uintptr_t)recv->sge[0].addr + skip);
+	receive(to, recv, &wc);
+	return IBV_WC_SUCCESS;
+}
+
+static enum ibv_wc_status run(struct fake_qp *qp, struct fake_wr *send)
+{
+	bool datagram = qp->qp.qp_type == IBV_QPT_UD;
+	struct ibv_qp *to = kvp_fake_qp(datagram ? send->wr.wr.ud.remote_qpn : qp->dest);
+
+	if (qp->qp.state == IBV_QPS_ERR)
+		return IBV_WC_WR_FLUSH_ERR;
+	if (send->number == kvp_fake.fail_at)
+		return kvp_fake.fail_status;
+	if (qp->loose || (datagram && (kvp_fake.drop_datagrams || !to)))
+		return IBV_WC_SUCCESS;
+	if (!to || to->state == IBV_QPS_ERR || to->state < IBV_QPS_RTR)
+		return IBV_WC_RETRY_EXC_ERR;
+	if (send->wr.opcode == IBV_WR_SEND)
+		return run_send(fake_of(to), &send->wr, qp->qp.qp_num);
+	return run_write(fake_of(to), &send->wr);
+}
+
+bool kvp_fake_step(struct ibv_qp *ibv)
+{
+	struct fake_qp *qp = fake_of(ibv);
+	struct fake_wr *send = STAILQ_FIRST(&qp->sends);
+	struct ibv_wc wc = { .qp_num = ibv->qp_num };
+
+	if (!send)
+		return false;
+
+	STAILQ_REMOVE_HEAD(&qp->sends, link);
+	wc.wr_id = send->wr.wr_id;
+	wc.status = run(qp, send);
+	if (wc.status != IBV_WC_SUCCESS)
+		lose(qp);
+	if (wc.status != IBV_WC_SUCCESS || send->wr.send_flags & IBV_SEND_SIGNALED)
+		complete(ibv->send_cq, &wc);
+	free(send);
+	return true;
+}
+
+/* ---- the table of the context */
+
+static int post_send(struct ibv_qp *ibv, struct ibv_send_wr *list, struct ibv_send_wr **bad)
+{
+	struct fake_qp *qp = fake_of(ibv);
+
+	kvp_fake.n_doorbells++;
+	for (struct ibv_send_wr *wr = list; wr; wr = wr->next) {
+		struct fake_wr *send;
+
+		if (kvp_fake.n_posted + 1 == kvp_fake.refuse_at) {
+			kvp_fake.refuse_at = 0; /* once */
+			*bad = wr;
+			return kvp_fake.refuse_errno;
+		}
+		send = calloc(1, sizeof(*send));
+		assert(send && wr->num_sge <= 4);
+		send->wr = *wr;
+		send->number = ++kvp_fake.n_posted;
+		if (wr->num_sge > 0)
+			memcpy(send->sge, wr->sg_list, (size_t)wr->num_sge * sizeof(send->sge[0]));
+		send->wr.sg_list = send->sge;
+		STAILQ_INSERT_TAIL(&qp->sends, send, link);
+	}
+	while (!kvp_fake.hold && kvp_fake_step(ibv))
+		;
+	return 0;
+}
+
+static int post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *list, struct ibv_recv_wr **bad)
+{
+	struct fake_qp *qp = fake_of(ibv);
+
+	(void)bad;
+	kvp_fake.n_recv_doorbells++;
+	for (struct ibv_recv_wr *wr = list; wr; wr = wr->next) {
+		struct fake_recv *recv = calloc(1, sizeof(*recv));
+
+		assert(recv && wr->num_sge <= 2);
+		recv->wr = *wr;
+		if (wr->num_sge > 0)
+			memcpy(recv->sge, wr->sg_list, (size_t)wr->num_sge * sizeof(recv->sge[0]));
+		recv->wr.sg_list = recv->sge;
+		STAILQ_INSERT_TAIL(&qp->recvs, recv, link);
+	}
+	if (ibv->state == IBV_QPS_ERR)
+		flush_receives(qp);
+	return 0;
+}
+
+static int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *out)
+{
+	struct fake_cq *cq = KVP_CONTAINER_OF(ibv, struct fake_cq, cq);
+	struct fake_wc *entry;
+	int i = 0;
+
+	while (i < n && (entry = STAILQ_FIRST(&cq->wcs))) {
+		STAILQ_REMOVE_HEAD(&cq->wcs, link);
+		out[i++] = entry->wc;
+		free(entry);
+	}
+	return i;
+}
+
+static int req_notify(struct ibv_cq *ibv, int solicited_only)
+{
+	(void)solicited_only;
+	KVP_CONTAINER_OF(ibv, struct fake_cq, cq)->armed = true;
+	return 0;
+}
+
+/* ---- the functions of the library */
+
+struct ibv_device **ibv_get_device_list(int *n)
+{
+	struct ibv_device **list = calloc(2, sizeof(struct ibv_device *));
+
+	assert(list);
+	list[0] = &device;
+	if (n)
+		*n = 1;
+	return list;
+}
+
+void ibv_free_device_list(struct ibv_device **list)
+{
+	free(list);
+}
+
+const char *ibv_get_device_name(struct ibv_device *dev)
+{
+	return dev->name;
+}
+
+struct ibv_context *ibv_open_device(struct ibv_device *dev)
+{
+	struct ibv_context *context = calloc(1, sizeof(*context));
+
+	assert(context);
+	if (async_fd < 0)
+		async_fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
+	context->device = dev;
+	context->async_fd = async_fd;
+	context->cmd_fd = -1;
+	context->ops.post_send = post_send;
+	context->ops.post_recv = post_recv;
+	context->ops.poll_cq = poll_cq;
+	context->ops.req_notify_cq = req_notify;
+	kvp_fake.n_contexts++;
+	return context;
+}
+
+int ibv_close_device(struct ibv_context *context)
+{
+	free(context);
+	kvp_fake.n_contexts--;
+	return 0;
+}
+
+int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *attr)
+{
+	(void)context;
+	*attr = (struct ibv_device_attr){
+		.max_qp = 128,
+		.max_qp_wr = 4096,
+		.max_sge = 4,
+		.max_cqe = kvp_fake.max_cqe,
+		.max_mr_size = UINT64_C(1) << 40,
+		.phys_port_cnt = 1,
+	};
+	return 0;
+}
+
+#undef ibv_query_port
+int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *out)
+{
+	struct ibv_port_attr attr = {
+		.state = kvp_fake.port_state,
+		.max_mtu = IBV_MTU_4096,
+		.active_mtu = IBV_MTU_4096,
+		.gid_tbl_len = 4,
+		.max_msg_sz = 8u << 20,
+		.pkey_tbl_len = 1,
+		.link_layer = IBV_LINK_LAYER_ETHERNET,
+	};
+
+	(void)context;
+	if (port != 1)
+		return EINVAL;
+	memcpy(out, &attr, offsetof(struct ibv_port_attr, port_cap_flags2));
+	return 0;
+}
+
+/* 0: link-local; 1: RoCE v1; 2: RoCE v2 of 10.0.0.1; 3: unused. */
+int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t idx,
+		      struct ibv_gid_entry *entry, uint32_t flags, size_t entry_bytes)
+{
+	static const uint8_t v4[16] = { [10] = 0xff, [11] = 0xff, [12] = 10, [15] = 1 };
+
+	(void)context;
+	(void)flags;
+	assert(entry_bytes == sizeof(*entry));
+	if (port != 1 || idx > 2)
+		return ENODATA;
+	memset(entry, 0, sizeof(*entry));
+	entry->gid_index = idx;
+	entry->port_num = 1;
+	entry->gid_type = idx == 1 ? IBV_GID_TYPE_ROCE_V1 : IBV_GID_TYPE_ROCE_V2;
+	memcpy(entry->gid.raw, v4, sizeof(v4));
+	if (idx == 0)
+		entry->gid = (union ibv_gid){ .raw = { 0xfe, 0x80, [15] = 1 } };
+	return 0;
+}
+
+struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
+{
+	struct ibv_pd *pd = calloc(1, sizeof(*pd));
+
+	assert(pd);
+	pd->context = context;
+	kvp_fake.n_pds++;
+	return pd;
+}
+
+int ibv_dealloc_pd(struct ibv_pd *pd)
+{
+	free(pd);
+	kvp_fake.n_pds--;
+	return 0;
+}
+
+#undef ibv_reg_mr
+struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	struct fake_mr *mr = calloc(1, sizeof(*mr));
+	uint32_t i = 0;
+
+	assert(mr);
+	while (i < N_MAX && mrs[i])
+		i++;
+	assert(i < N_MAX);
+	mrs[i] = mr;
+	mr->access = access;
+	mr->mr = (struct ibv_mr){
+		.context = pd->context,
+		.pd = pd,
+		.addr = addr,
+		.length = length,
+		.lkey = i + 1,
+		.rkey = i + 1,
+	};
+	kvp_fake.n_mrs++;
+	return &mr->mr;
+}
+
+struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+				unsigned access)
+{
+	(void)iova;
+	return ibv_reg_mr(pd, addr, length, (int)access);
+}
+
+int ibv_dereg_mr(struct ibv_mr *mr)
+{
+	mrs[mr->lkey - 1] = NULL;
+	free(KVP_CONTAINER_OF(mr, struct fake_mr, mr));
+	kvp_fake.n_mrs--;
+	return 0;
+}
+
+struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context)
+{
+	struct ibv_comp_channel *channel = calloc(1, sizeof(*channel));
+
+	assert(channel);
+	channel->context = context;
+	channel->fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
+	return channel;
+}
+
+int ibv_destroy_comp_channel(struct ibv_comp_channel *channel)
+{
+	(void)close(channel->fd);
+	free(channel);
+	return 0;
+}
+
+struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context,
+			     struct ibv_comp_channel *channel, int comp_vector)
+{
+	struct fake_cq *cq = calloc(1, sizeof(*cq));
+
+	(void)comp_vector;
+	assert(cq);
+	STAILQ_INIT(&cq->wcs);
+	cq->cq.context = context;
+	cq->cq.channel = channel;
+	cq->cq.cq_context = cq_context;
+	cq->cq.cqe = cqe;
+	kvp_fake.n_cqs++;
+	return &cq->cq;
+}
+
+int ibv_destroy_cq(struct ibv_cq *ibv)
+{
+	struct fake_cq *cq = KVP_CONTAINER_OF(ibv, struct fake_cq, cq);
+	struct ibv_wc wc;
+
+	while (poll_cq(ibv, 1, &wc) > 0)
+		;
+	free(cq);
+	kvp_fake.n_cqs--;
+	return 0;
+}
+
+int ibv_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **cq_context)
+{
+	uint64_t n;
+
+	*cq = NULL;
+	*cq_context = NULL;
+	return read(channel->fd, &n, sizeof(n)) == sizeof(n) ? 0 : -1;
+}
+
+void ibv_ack_cq_events(struct ibv_cq *cq, unsigned n)
+{
+	(void)cq;
+	(void)n;
+}
+
+struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+{
+	struct fake_qp *qp = calloc(1, sizeof(*qp));
+	uint32_t i = 0;
+
+	assert(qp);
+	while (i < N_MAX && qps[i])
+		i++;
+	assert(i < N_MAX);
+	qps[i] = qp;
+	STAILQ_INIT(&qp->sends);
+	STAILQ_INIT(&qp->recvs);
+	qp->qp.context = pd->context;
+	qp->qp.pd = pd;
+	qp->qp.send_cq = attr->send_cq;
+	qp->qp.recv_cq = attr->recv_cq;
+	qp->qp.qp_num = i + 1;
+	qp->qp.qp_type = attr->qp_type;
+	qp->sig_all = attr->sq_sig_all;
+	kvp_fake.n_qps++;
+	return &qp->qp;
+}
+
+int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+{
+	if (kvp_fake.refuse_modify)
+		return EINVAL;
+
+	if (mask & IBV_QP_DEST_QPN)
+		fake_of(qp)->dest = attr->dest_qp_num;
+	if (mask & IBV_QP_STATE)
+		qp->state = attr->qp_state;
+	if (qp->state != IBV_QPS_ERR)
+		return 0;
+
+	flush_receives(fake_of(qp));
+	while (!kvp_fake.hold && kvp_fake_step(qp))
+		;
+	return 0;
+}
+
+int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
+		 struct ibv_qp_init_attr *init)
+{
+	(void)mask;
+	(void)init;
+	attr->qp_state = qp->state;
+	return 0;
+}
+
+int ibv_destroy_qp(struct ibv_qp *ibv)
+{
+	struct fake_qp *qp = fake_of(ibv);
+	struct fake_wr *send;
+	struct fake_recv *recv;
+
+	while ((send = STAILQ_FIRST(&qp->sends))) {
+		STAILQ_REMOVE_HEAD(&qp->sends, link);
+		free(send);
+	}
+	while ((recv = STAILQ_FIRST(&qp->recvs))) {
+		STAILQ_REMOVE_HEAD(&qp->recvs, link);
+		free(recv);
+	}
+	qps[ibv->qp_num - 1] = NULL;
+	free(qp);
+	kvp_fake.n_qps--;
+	return 0;
+}
+
+struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
+{
+	struct ibv_ah *ah = calloc(1, sizeof(*ah));
+
+	(void)attr;
+	assert(ah);
+	ah->context = pd->context;
+	ah->pd = pd;
+	kvp_fake.n_ahs++;
+	return ah;
+}
+
+int ibv_destroy_ah(struct ibv_ah *ah)
+{
+	free(ah);
+	kvp_fake.n_ahs--;
+	return 0;
+}
+
+int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event)
+{
+	uint64_t n;
+
+	if (n_events == 0 || read(context->async_fd, &n, sizeof(n)) != sizeof(n)) {
+		errno = EAGAIN;
+		return -1;
+	}
+	*event = events[0];
+	memmove(events, events + 1, --n_events * sizeof(events[0]));
+	return 0;
+}
+
+void ibv_ack_async_event(struct ibv_async_event *event)
+{
+	(void)event;
+}
+
+/* ---- for tests */
+
+void kvp_fake_event(enum ibv_event_type type, struct ibv_qp *qp)
+{
+	struct ibv_async_event *event = &events[n_events++];
+
+	assert(n_events <= KVP_ARRAY_SIZE(events));
+	event->event_type = type;
+	if (qp)
+		event->element.qp = qp;
+	else
+		event->element.port_num = 1;
+	wake(async_fd);
+}
+
+struct ibv_qp *kvp_fake_qp(uint32_t number)
+{
+	return number > 0 && number <= N_MAX && qps[number - 1] ? &qps[number - 1]->qp : NULL;
+}
+
+void kvp_fake_rig_open(struct kvp_fake_rig *rig, unsigned depth)
+{
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC };
+
+	kvp_fake_reset();
+	rig->context = ibv_open_device(&device);
+	rig->pd = ibv_alloc_pd(rig->context);
+	rig->cq = ibv_create_cq(rig->context, (int)depth + 1, NULL, NULL, 0);
+	attr.send_cq = rig->cq;
+	attr.recv_cq = rig->cq;
+	rig->qp = ibv_create_qp(rig->pd, &attr);
+	rig->qp->state = IBV_QPS_RTS;
+	fake_of(rig->qp)->loose = true;
+}
+
+void kvp_fake_rig_close(struct kvp_fake_rig *rig)
+{
+	if (rig->qp)
+		(void)ibv_destroy_qp(rig->qp);
+	(void)ibv_destroy_cq(rig->cq);
+	(void)ibv_dealloc_pd(rig->pd);
+	(void)ibv_close_device(rig->context);
+}

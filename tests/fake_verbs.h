@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * A device that exists in this process only: the functions of libibverbs that the daemon calls,
+ * defined here, so that a program that links this file reaches no card and no kernel. Queue pairs
+ * of one device reach each other by number. Work requests run when they are posted, or, while
+ * `hold` is on, one by one when the test says so. Not thread-safe.
+ */
+
+#include <infiniband/verbs.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct kvp_fake {
+	bool hold; /* requests wait for kvp_fake_step() */
+	/* The send request with that number (from 1, counted over all queue pairs since reset) ends
+	 * with `fail_status`; 0: none. */
+	uint64_t fail_at;
+	enum ibv_wc_status fail_status;
+	/* Posting the request with that number is refused with `refuse_errno`, after those before
+	 * it in the same list were taken; 0: none. */
+	uint64_t refuse_at;
+	int refuse_errno;
+	bool refuse_modify;             /* ibv_modify_qp() fails */
+	bool drop_datagrams;            /* UD sends reach nobody */
+	enum ibv_port_state port_state; /* as queried */
+	int max_cqe;
+	/* What has happened. */
+	uint64_t n_posted, n_doorbells, n_recv_doorbells;
+	uint32_t n_qps, n_mrs, n_ahs, n_cqs, n_pds, n_contexts;
+};
+
+extern struct kvp_fake kvp_fake;
+
+/* Defaults, and forgets what was counted; objects stay. */
+void kvp_fake_reset(void);
+
+/* Runs the oldest held request of a queue pair; false: there was none. */
+bool kvp_fake_step(struct ibv_qp *qp);
+
+/* A context, protection domain, queue and a queue pair whose requests reach nobody and succeed. */
+struct kvp_fake_rig {
+	struct ibv_context *context;
+	struct ibv_pd *pd;
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+};
+void kvp_fake_rig_open(struct kvp_fake_rig *rig, unsigned depth);
+void kvp_fake_rig_close(struct kvp_fake_rig *rig);
+
+/* An asynchronous event of the device, for ibv_get_async_event(). `qp` NULL: of port 1. */
+void kvp_fake_event(enum ibv_event_type type, struct ibv_qp *qp);
+
+/* The queue pair with that number. */
+struct ibv_qp *kvp_fake_qp(uint32_t number);
