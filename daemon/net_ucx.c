@@ -356,7 +356,7 @@ static int ucx_open(struct kvp_net **out, const struct kvp_net_config *config, c
 	r = worker_make(net);
 	if (r < 0) {
 		(void)snprintf(err, err_bytes, "ucx worker on %s: %s", config->interface,
-			       strerror(-r)); /* cut at worst */
+			       strerrordesc_np(-r)); /* cut at worst */
 		return r;
 	}
 

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/net_ucx.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 static void send_release(struct kvp_net *net, struct kvp_ucx_send *send)
 {
+	assert(send->ep); /* taken */
 	send->ep->n_sends--;
 	net->stats.pending--;
 	send->ep = NULL;
@@ -16,6 +18,7 @@ static void send_release(struct kvp_net *net, struct kvp_ucx_send *send)
 /* Runs inside UCX: only moves the send, the lane hears of it from progress(). */
 static void send_over(struct kvp_net *net, struct kvp_ucx_send *send, ucs_status_t status)
 {
+	assert(send->ep); /* taken */
 	send->ucp = NULL;
 	send->status = kvp_ucx_errno(status);
 	if (send->status < 0 && send->ep->state == KVP_UCX_EP_CLOSING)
@@ -51,6 +54,7 @@ static struct kvp_ucx_send *send_take(struct kvp_net *net, struct kvp_net_ep *ep
 	return send;
 }
 
+/* The parameters are those of net.h. NOLINTNEXTLINE(readability-function-size) */
 int kvp_ucx_send(struct kvp_net *net, struct kvp_net_ep *ep, const void *hdr, size_t hdr_bytes,
 		 const void *payload, size_t bytes, void *req)
 {
