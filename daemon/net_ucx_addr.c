@@ -37,7 +37,7 @@ int kvp_ucx_address_frame(void *out, size_t room, const void *inner, size_t inne
 
 int kvp_ucx_address_unframe(const void *framed, size_t framed_bytes, const void **inner)
 {
-	const unsigned char *body = (const unsigned char *)framed + sizeof(struct frame);
+	const unsigned char *body;
 	struct frame frame;
 
 	if (!framed || framed_bytes <= sizeof(frame) || framed_bytes > KVP_NET_ADDR_MAX)
@@ -48,6 +48,8 @@ int kvp_ucx_address_unframe(const void *framed, size_t framed_bytes, const void 
 		return -EPROTO;
 	if (frame.inner_bytes != framed_bytes - sizeof(frame))
 		return -EPROTO;
+
+	body = (const unsigned char *)framed + sizeof(frame);
 	if (frame.hash != XXH3_64bits(body, frame.inner_bytes))
 		return -EPROTO;
 

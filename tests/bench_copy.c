@@ -39,11 +39,12 @@ static double run_move(struct rows *rows, uint64_t chunk, bool together)
 			.dst = { .maps = &rows->dst_map[i], .sides = &rows->dst_sides[i] },
 		};
 	for (uint64_t at = 0; at < rows->tokens; at += chunk) {
+		uint64_t tokens = KVP_MIN(chunk, rows->tokens - at);
 		struct kvp_move_source source = {
 			.src = { .maps = &rows->src, .sides = &rows->src_side },
 			.n_entries = ROWS_ENTRIES,
 			.start = at,
-			.tokens = KVP_MIN(chunk, rows->tokens - at),
+			.tokens = tokens,
 		};
 
 		if (together)
@@ -61,12 +62,14 @@ static double run_slots(struct rows *rows, bool gather, bool scatter)
 	double start = rows_now();
 
 	for (uint64_t at = 0; at < rows->tokens; at += tokens) {
+		uint64_t left = KVP_MIN(tokens, rows->tokens - at);
+
 		for (uint32_t i = 0; i < ROWS_RANKS; i++, slot = (slot + 1) % N_SLOTS) {
 			struct kvp_part parts[ROWS_ENTRIES];
 			struct kvp_copy_piece piece = {
 				.leg = &rows->legs[i],
 				.start = at,
-				.tokens = KVP_MIN(tokens, rows->tokens - at),
+				.tokens = left,
 				.parts = parts,
 			};
 			unsigned char *place = slots + (uint64_t)slot * SLOT_BYTES;

@@ -262,12 +262,14 @@ static void landing_send(struct side *side, uint32_t mode)
 	uint32_t tokens = kvp_piece_tokens(&rows.legs[0], modes[mode].bytes), n = 0;
 
 	for (uint64_t at = 0; at < rows.tokens; at += tokens) {
+		uint32_t left = (uint32_t)KVP_MIN(tokens, rows.tokens - at);
+
 		for (uint32_t i = 0; i < ROWS_RANKS; i++, n++) {
 			struct kvp_part parts[ROWS_ENTRIES];
 			struct kvp_copy_piece piece;
 			struct hdr hdr = {
 				.start = at,
-				.tokens = (uint32_t)KVP_MIN(tokens, rows.tokens - at),
+				.tokens = left,
 				.rank = i,
 				.mode = mode,
 				.slot = slot_wait(side, n % modes[mode].window),
