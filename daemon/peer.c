@@ -101,18 +101,56 @@ void kvp_peer_destroy(struct kvp_peer *peer)
 	uv_close((uv_handle_t *)&peer->timer, peer_closed);
 }
 
-struct kvp_peer *kvp_peer_get(struct kvp_peers *peers, const char *address, char *err,
-			      size_t err_bytes)
+static struct kvp_peer *get_refused(int error, char *err, size_t err_bytes, const char *fmt, ...)
+	KVP_PRINTF(4, 5);
+static struct kvp_peer *get_refused(int error, char *err, size_t err_bytes, const char *fmt, ...)
+{
+	va_list args;
+
+	va_start(args, fmt);
+	(void)vsnprintf(err, err_bytes, fmt, args); /* cut texts are fine */
+	va_end(args);
+	errno = error;
+	return NULL;
+}
+
+/* A peer that is not known yet: may it be dialled? */
+static struct kvp_peer *get_new(struct kvp_peers *peers, const char *address, char *err,
+				size_t err_bytes)
 {
 	char host[KVP_LIMIT_ADDRESS + 1], port[8];
 	struct sockaddr_storage addr;
 	struct kvp_peer *peer;
 
+	if (kvp_peer_split(address, host, sizeof(host), port, sizeof(port)) < 0)
+		return get_refused(
+			EINVAL, err, err_bytes,
+			"address \"%.80s\" is not host:port, nor this daemon's \"%.60s\"", address,
+			peers->address);
+	if (kvp_peer_numeric(host, port, &addr) &&
+	    !kvp_peer_may_dial(peers, (const struct sockaddr *)&addr))
+		return get_refused(
+			EACCES, err, err_bytes,
+			"address %.80s is beyond loopback, and peer.plaintext = loopback", address);
+	if (peers->stopping || kvp_peers_full(peers))
+		return get_refused(EMFILE, err, err_bytes, "peers: %u, limit peer.max_sessions %u",
+				   peers->n_peers, peers->config->peer.max_sessions);
+	peer = kvp_peer_new(peers, address, true);
+	if (!peer)
+		return get_refused(ENOMEM, err, err_bytes, "no memory for a peer");
+	peer->holders = 1;
+	kvp_peer_dial(peer);
+	return peer;
+}
+
+struct kvp_peer *kvp_peer_get(struct kvp_peers *peers, const char *address, char *err,
+			      size_t err_bytes)
+{
+	struct kvp_peer *peer;
+
 	if (strcmp(address, peers->address) == 0) {
 		peer = kvp_peer_self_get(peers);
-		if (!peer)
-			(void)snprintf(err, err_bytes, "no memory for a peer");
-		return peer;
+		return peer ? peer : get_refused(ENOMEM, err, err_bytes, "no memory for a peer");
 	}
 	DL_FOREACH(peers->list, peer)
 	{
@@ -121,32 +159,7 @@ struct kvp_peer *kvp_peer_get(struct kvp_peers *peers, const char *address, char
 			return peer;
 		}
 	}
-	if (kvp_peer_split(address, host, sizeof(host), port, sizeof(port)) < 0) {
-		(void)snprintf(err, err_bytes,
-			       "address \"%.100s\" is not host:port, nor this daemon's \"%.60s\"",
-			       address, peers->address);
-		return NULL;
-	}
-	if (kvp_peer_numeric(host, port, &addr) &&
-	    !kvp_peer_may_dial(peers, (const struct sockaddr *)&addr)) {
-		(void)snprintf(err, err_bytes,
-			       "address %.100s is beyond loopback, and peer.plaintext = loopback",
-			       address);
-		return NULL;
-	}
-	if (peers->stopping || kvp_peers_full(peers)) {
-		(void)snprintf(err, err_bytes, "peers: %u, limit peer.max_sessions %u",
-			       peers->n_peers, peers->config->peer.max_sessions);
-		return NULL;
-	}
-	peer = kvp_peer_new(peers, address, true);
-	if (!peer) {
-		(void)snprintf(err, err_bytes, "no memory for a peer");
-		return NULL;
-	}
-	peer->holders = 1;
-	kvp_peer_dial(peer);
-	return peer;
+	return get_new(peers, address, err, err_bytes);
 }
 
 void kvp_peer_put(struct kvp_peer *peer)
@@ -181,6 +194,11 @@ const char *kvp_peer_name(const struct kvp_peer *peer)
 const char *kvp_peer_reason(const struct kvp_peer *peer)
 {
 	return peer->reason;
+}
+
+uint32_t kvp_peer_unsent(const struct kvp_peer *peer)
+{
+	return peer->conn ? kvp_peer_conn_unsent(peer->conn) : 0;
 }
 
 void *kvp_peer_data(const struct kvp_peer *peer)

@@ -59,7 +59,7 @@ const char *kvp_peers_address(const struct kvp_peers *peers);
 bool kvp_peers_listening(const struct kvp_peers *peers);
 
 /* Finds or dials the peer behind an address; the caller holds it until put. NULL with a text in
- * `err` (malformed address, too many peers, not allowed by policy). */
+ * `err` and errno: EINVAL malformed address, EMFILE too many peers, EACCES policy, ENOMEM. */
 struct kvp_peer *kvp_peer_get(struct kvp_peers *peers, const char *address, char *err,
 			      size_t err_bytes);
 void kvp_peer_put(struct kvp_peer *peer);
@@ -70,7 +70,9 @@ uint64_t
 kvp_peer_session(const struct kvp_peer *peer); /* of the current session; never reused; 0: down */
 const char *kvp_peer_name(const struct kvp_peer *peer);   /* "gpu-b (10.0.0.2:7470)" for texts */
 const char *kvp_peer_reason(const struct kvp_peer *peer); /* why it was lost last, "" at first */
-void *kvp_peer_data(const struct kvp_peer *peer);         /* the user's pointer */
+/* Bytes that wait for the socket. */
+uint32_t kvp_peer_unsent(const struct kvp_peer *peer);
+void *kvp_peer_data(const struct kvp_peer *peer); /* the user's pointer */
 void kvp_peer_set_data(struct kvp_peer *peer, void *data);
 
 /* Queues a message on the session; -ENOTCONN when down, -ENOBUFS past the unsent limit (the session

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Rooms: both ends' objects, their states and timers, the offers and accepts between daemons, and the
- * orders to the lanes. Loop thread only.
+ * Rooms: both ends' objects, their states and timers, the offers and accepts between daemons, and
+ * the orders to the lanes. Loop thread only.
  *
  * Requests come from sessions (already decoded and checked by proto/msg), peer messages from
  * daemon/peer.h, news from the lanes as boards. Every change that the client can see calls
@@ -30,11 +30,11 @@ struct kvp_peers;
 /* The session's side of its rooms; embedded in the session, which outlives its rooms' use of it by
  * calling kvp_rooms_owner_lost(). */
 struct kvp_room_owner {
-	uint64_t id;            /* session id */
+	uint64_t id; /* session id */
 	uint32_t uid;
 	char name[64];
-	uint32_t n_rooms;       /* live ends of this owner (gauge); checked against max_rooms */
-	uint32_t max_rooms;     /* by policy */
+	uint32_t n_rooms;   /* live ends of this owner (gauge); checked against max_rooms */
+	uint32_t max_rooms; /* by policy */
 	/* The room's event has changed. Never called from within a request of the same owner: the
 	 * session looks at kvp_room_owner_next() after each request too. */
 	void (*changed)(struct kvp_room_owner *owner);
@@ -47,17 +47,17 @@ struct kvp_rooms_config {
 	const struct kvp_config *config; /* borrowed */
 	struct kvp_lane *const *lanes;   /* borrowed [n_lanes]; 0 is the host lane */
 	uint32_t n_lanes;
-	struct kvp_peers *peers;         /* borrowed; its events are given to kvp_rooms_peer_events */
+	struct kvp_peers *peers; /* borrowed; its events are given to kvp_rooms_peer_events */
 };
 
 int kvp_rooms_create(struct kvp_rooms **out, const struct kvp_rooms_config *config);
-/* All rooms are gone (kvp_rooms_stop and time). */
+/* All rooms are gone. Memory goes once the loop has run: call it before the loop ends. */
 void kvp_rooms_destroy(struct kvp_rooms *rooms);
 
 /*
- * Requests. Each returns a Kvp__Status and, unless OK, a text in `err` (KVP_ROOM_ERR bytes) that names
- * field, value and limit. All or nothing: a refused request has changed nothing. Lists are looked up in
- * `lists`; the session drops the lists that the message names afterwards.
+ * Requests. Each returns a Kvp__Status and, unless OK, a text in `err` (KVP_ROOM_ERR bytes) that
+ * names field, value and limit. All or nothing: a refused request has changed nothing. Lists are
+ * looked up in `lists`; the session drops the lists that the message names afterwards.
  */
 Kvp__Status kvp_rooms_expect(struct kvp_rooms *rooms, struct kvp_room_owner *owner,
 			     struct kvp_pool *pool, const Kvp__Expect *msg,
@@ -67,7 +67,7 @@ Kvp__Status kvp_rooms_open(struct kvp_rooms *rooms, struct kvp_room_owner *owner
 
 /* A fence that a session registered: what a submit needs to know of it. */
 struct kvp_room_fence {
-	uint64_t id;      /* the lane's name; 0: the chunk has no fence */
+	uint64_t id; /* the lane's name; 0: the chunk has no fence */
 	uint32_t n_words;
 };
 Kvp__Status kvp_rooms_submit(struct kvp_rooms *rooms, struct kvp_room_owner *owner,
@@ -76,19 +76,22 @@ Kvp__Status kvp_rooms_submit(struct kvp_rooms *rooms, struct kvp_room_owner *own
 /* Answers later, once the lane has: done() runs exactly once, unless the owner is lost before. */
 typedef void kvp_recalled_fn(void *arg, uint64_t request, Kvp__Status status, uint32_t from);
 Kvp__Status kvp_rooms_recall(struct kvp_rooms *rooms, struct kvp_room_owner *owner,
-			     const Kvp__Recall *msg, kvp_recalled_fn *done, uint64_t request, char *err);
+			     const Kvp__Recall *msg, kvp_recalled_fn *done, uint64_t request,
+			     char *err);
 Kvp__Status kvp_rooms_abort(struct kvp_rooms *rooms, struct kvp_room_owner *owner,
 			    const Kvp__Abort *msg, char *err);
 /* By decode's client; the peer session is made if need be. OK means: handed to the peer session. */
 Kvp__Status kvp_rooms_renew(struct kvp_rooms *rooms, const Kvp__Renew *msg, char *err);
 Kvp__Status kvp_rooms_decline(struct kvp_rooms *rooms, const Kvp__Decline *msg, char *err);
 
-/* The client is gone: its rooms fail with CLIENT_LOST, at both ends; `owner` is not used afterwards. */
+/* The client is gone: its rooms fail with CLIENT_LOST, at both ends; `owner` is not used
+ * afterwards. */
 void kvp_rooms_owner_lost(struct kvp_rooms *rooms, struct kvp_room_owner *owner, const char *why);
 /* Every room of the pool fails with this status; the pool's n_users goes to 0 by and by. */
 void kvp_rooms_pool_ends(struct kvp_rooms *rooms, struct kvp_pool *pool, Kvp__Status status,
 			 const char *why);
-/* Every room fails with this status (stop of the daemon, stuck lane: lane_idx, or UINT32_MAX for all). */
+/* Every room fails with this status (stop of the daemon, stuck lane: lane_idx, or UINT32_MAX for
+ * all). */
 void kvp_rooms_fail_all(struct kvp_rooms *rooms, uint32_t lane_idx, Kvp__Status status,
 			const char *why);
 /* Refuses new expectations and opens from now on, with STOPPING. */
@@ -97,8 +100,8 @@ void kvp_rooms_close(struct kvp_rooms *rooms);
 /* A board of kind RX or TX came out of the loop's inbox; this calls kvp_board_take(). */
 void kvp_rooms_board(struct kvp_rooms *rooms, struct kvp_board *board);
 
-/* Takes the next room of the owner whose event is to be sent; NULL: none. After the event of a dead end
- * (released, gone) has been written, call kvp_room_event_written(): it may free the room. */
+/* Takes the next room of the owner whose event is to be sent; NULL: none. After the event of a dead
+ * end (released, gone) has been written, call kvp_room_event_written(): it may free the room. */
 struct kvp_room *kvp_room_owner_next(struct kvp_room_owner *owner);
 /* Fills an event that is valid until the next call on this room (strings and meta are borrowed). */
 void kvp_room_event(struct kvp_room *room, Kvp__RoomEvent *event);
@@ -112,12 +115,24 @@ uint32_t kvp_rooms_count(const struct kvp_rooms *rooms);
 
 /* ---- for displays (daemon/inspect) ----------------------------------------------------------- */
 
+/* What an end waits for outside its lane; numbers beyond enum kvp_wait. */
+enum {
+	KVP_ROOM_WAITS_PEER = 64, /* the session to a listed peer */
+	KVP_ROOM_WAITS_OPEN,      /* a sender's engine has not opened */
+	KVP_ROOM_WAITS_OFFERS,    /* decode's engines have not all expected */
+	KVP_ROOM_WAITS_END,       /* all is delivered; decode's word is missing */
+	KVP_ROOM_WAITS_QUIET,     /* over; the lane still has work of it */
+	KVP_ROOM_WAITS_N,
+};
+/* "peer", "open", ... and the names of enum kvp_wait. */
+const char *kvp_room_wait_name(uint32_t waits);
+
 struct kvp_room_leg_view {
 	uint32_t sender, dest;
 	uint64_t generation;
 	char peer[64];
-	const char *state;      /* "offered", "accepted", "moving", "ended" ... */
-	const char *mode;       /* "local", "landing", "none" */
+	const char *state; /* "offered", "accepted", "moving", "ended" ... */
+	const char *mode;  /* "local", "landing", "none" */
 };
 
 /* One end, live or ended; ended ones are kept as such copies (limits.history of them). */
@@ -125,7 +140,7 @@ struct kvp_room_view {
 	uint64_t room, session;
 	uint32_t uid; /* of the client: others do not see whose label it is */
 	bool is_dest;
-	uint32_t index;         /* dest or sender number */
+	uint32_t index; /* dest or sender number */
 	char label[64], client[64];
 	Kvp__RoomState state;
 	Kvp__Status status;
@@ -135,18 +150,18 @@ struct kvp_room_view {
 	uint32_t chunks, source_free, delivered;
 	uint64_t created_ns, state_since_ns, ended_ns; /* CLOCK_MONOTONIC; 0: not yet */
 	uint64_t ended_wall_ms;                        /* CLOCK_REALTIME; 0: live */
-	uint32_t waits;          /* enum kvp_wait, or KVP_ROOM_WAITS_... below */
+	uint32_t waits; /* enum kvp_wait, or KVP_ROOM_WAITS_... below */
 	uint64_t waits_since_ns;
-	const char *waits_text;  /* in words, static */
-	const char *verdict;     /* "engine", "us", "peer", "network", "ok" */
-	const char *mode;        /* "local", "landing", "" */
-	uint64_t offered_ns, accepted_ns, first_want_ns, first_grant_ns, first_data_ns, last_landed_ns,
-		complete_ns, failed_ns, released_ns; /* 0: not reached */
+	const char *waits_text; /* in words, static */
+	const char *verdict;    /* "engine", "us", "peer", "network", "ok" */
+	const char *mode;       /* "local", "landing", "" */
+	uint64_t offered_ns, accepted_ns, first_want_ns, first_grant_ns, first_data_ns,
+		last_landed_ns, complete_ns, failed_ns, released_ns; /* 0: not reached */
 	uint64_t pieces, bytes, raw_rows, gather_ns;
-	uint64_t pages_held;     /* destination, unreleased */
+	uint64_t pages_held; /* destination, unreleased */
 	uint32_t pool_client_id;
 	uint32_t n_legs;
-	uint64_t id;             /* unique in this daemon */
+	uint64_t id; /* unique in this daemon */
 };
 
 /* Calls fn for every live end; fn returns false to stop. */
@@ -161,10 +176,11 @@ uint32_t kvp_room_legs(struct kvp_rooms *rooms, uint64_t view_id, struct kvp_roo
 struct kvp_rooms_stats {
 	uint32_t dests, sends, parked_offers, parked_offers_max;
 	uint64_t completed, failed_by_status[40], opened, expected;
-	uint64_t late_messages;      /* of older generations, dropped */
-	uint64_t refused_limit;      /* requests refused with LIMIT */
+	uint64_t late_messages; /* of older generations, dropped */
+	uint64_t refused_limit; /* requests refused with LIMIT */
 	uint64_t aborts, renews, declines;
-	uint64_t bytes_rooms;        /* memory of live ends, roughly */
+	uint64_t drains_late; /* ends not quiet within timers.drain */
+	uint64_t bytes_rooms; /* memory of live ends, roughly */
 };
 void kvp_rooms_stats(const struct kvp_rooms *rooms, struct kvp_rooms_stats *out);
 

@@ -1,0 +1,631 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/room.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "daemon/room_internal.h"
+
+uint64_t kvp_room_now(void)
+{
+	struct timespec ts;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &ts); /* cannot fail for this clock */
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+static uint64_t wall_ms(void)
+{
+	struct timespec ts;
+
+	(void)clock_gettime(CLOCK_REALTIME, &ts); /* cannot fail for this clock */
+	return (uint64_t)ts.tv_sec * 1000u + (uint64_t)ts.tv_nsec / 1000000u;
+}
+
+Kvp__Status kvp_room_refuse(char *err, Kvp__Status status, const char *fmt, ...)
+{
+	va_list args;
+
+	va_start(args, fmt);
+	(void)vsnprintf(err, KVP_ROOM_ERR, fmt, args); /* cut texts are fine */
+	va_end(args);
+	return status;
+}
+
+bool kvp_room_status_retry(Kvp__Status status)
+{
+	switch (status) {
+	case KVP__STATUS__STATUS_LIMIT:
+	case KVP__STATUS__STATUS_TIMEOUT:
+	case KVP__STATUS__STATUS_PEER_LOST:
+	case KVP__STATUS__STATUS_CLIENT_LOST:
+	case KVP__STATUS__STATUS_DAEMON_LOST:
+	case KVP__STATUS__STATUS_LANE_STUCK:
+	case KVP__STATUS__STATUS_STOPPING:
+	case KVP__STATUS__STATUS_UNREACHABLE:
+	case KVP__STATUS__STATUS_POOL_GONE:
+	case KVP__STATUS__STATUS_TRANSPORT:
+		return true;
+	default:
+		return false;
+	}
+}
+
+bool kvp_room_key_fits(const struct kvp_room *room, const ProtobufCBinaryData *key)
+{
+	uint8_t differ = 0;
+
+	if (key->len != room->secret_bytes)
+		return false;
+	for (size_t i = 0; i < key->len; i++)
+		differ |= (uint8_t)(key->data[i] ^ room->secret[i]);
+	return differ == 0;
+}
+
+void kvp_room_copy_label(char *to, const char *from)
+{
+	(void)snprintf(to, KVP_MAX_LABEL + 1, "%.63s", from ? from : "");
+}
+
+/* ---- one end: begin and end --------------------------------------------------------------------
+ */
+
+struct kvp_room *kvp_room_new(struct kvp_rooms *rooms, struct kvp_room_owner *owner,
+			      struct kvp_pool *pool)
+{
+	struct kvp_room *room = calloc(1, sizeof(*room));
+
+	if (!room)
+		return NULL;
+	room->end_order = calloc(1, sizeof(*room->end_order));
+	if (!room->end_order) {
+		free(room);
+		return NULL;
+	}
+	room->rooms = rooms;
+	room->owner = owner;
+	room->pool = pool;
+	room->lane = pool->lane;
+	room->lane_idx = pool->lane_idx;
+	room->pool_client_id = pool->client_id;
+	room->heap_idx = UINT32_MAX;
+	room->deadline_ns = UINT64_MAX;
+	room->created_ns = room->state_since_ns = kvp_room_now();
+	room->bytes = sizeof(*room) + sizeof(*room->end_order);
+	kvp_pool_get(pool);
+	kvp_room_copy_label(room->client, owner->name);
+	return room;
+}
+
+static void room_give_back_pool(struct kvp_room *room)
+{
+	struct kvp_pool *pool = KVP_TAKE(room->pool);
+
+	if (pool)
+		kvp_pool_put(pool);
+}
+
+/* Out of the list of all and the table by room: the id may be used again. */
+static void room_unlist(struct kvp_room *room)
+{
+	struct kvp_rooms *rooms = room->rooms;
+
+	if (!room->listed)
+		return;
+	room->listed = false;
+	HASH_DELETE(hh_key, rooms->by_key, room);
+	DL_DELETE(rooms->all, room);
+}
+
+static void room_unqueue(struct kvp_room *room)
+{
+	if (room->queued)
+		DL_DELETE2(room->owner->dirty, room, dprev, dnext);
+	room->queued = false;
+}
+
+static void room_leave_owner(struct kvp_room *room)
+{
+	if (!room->owner || !room->id)
+		return;
+	room_unqueue(room);
+	HASH_DELETE(hh_handle, room->rooms->by_handle, room);
+	DL_DELETE2(room->owner->rooms, room, oprev, onext);
+	room->owner->n_rooms--;
+	room->owner = NULL;
+}
+
+void kvp_room_free(struct kvp_room *room)
+{
+	struct kvp_rooms *rooms = room->rooms;
+
+	room_leave_owner(room);
+	if (room->id) {
+		kvp_room_timer_remove(room);
+		room_unlist(room);
+		rooms->n_rooms--;
+		*(room->key.is_dest ? &rooms->n_dests : &rooms->n_sends) -= 1;
+		if (kvp_room_terminal(room))
+			rooms->n_terminal--;
+		rooms->stats.bytes_rooms -= room->bytes;
+	}
+	if (room->key.is_dest)
+		kvp_dest_clear(room);
+	else
+		kvp_send_clear(room);
+	room_give_back_pool(room);
+	free(room->end_order);
+	free(room);
+}
+
+static Kvp__Status admit_limits(struct kvp_rooms *rooms, const struct kvp_room_owner *owner,
+				char *err)
+{
+	if (owner->n_rooms >= owner->max_rooms)
+		return kvp_room_refuse(err, KVP__STATUS__STATUS_LIMIT,
+				       "rooms of this client: %u, limit max_rooms %u",
+				       owner->n_rooms, owner->max_rooms);
+	if (rooms->n_rooms >= rooms->config->limits.max_rooms)
+		return kvp_room_refuse(err, KVP__STATUS__STATUS_LIMIT,
+				       "rooms of this daemon: %u, limit limits.max_rooms %u",
+				       rooms->n_rooms, rooms->config->limits.max_rooms);
+	return KVP_ROOM_OK;
+}
+
+Kvp__Status kvp_room_admit(struct kvp_rooms *rooms, struct kvp_room_owner *owner,
+			   const struct kvp_room_key *key, uint64_t handle, char *err)
+{
+	const struct kvp_room *other = kvp_room_find(rooms, key->room, key->index, key->is_dest);
+	Kvp__Status status;
+
+	if (rooms->closed)
+		return kvp_room_refuse(err, KVP__STATUS__STATUS_STOPPING, "the daemon stops");
+	if (kvp_room_by_handle(rooms, owner, handle))
+		return kvp_room_refuse(err, KVP__STATUS__STATUS_EXISTS,
+				       "handle %llu is in use by this client",
+				       (unsigned long long)handle);
+	if (other)
+		return kvp_room_refuse(err, KVP__STATUS__STATUS_EXISTS,
+				       "room 0x%llx has a live %s %u of client \"%s\"%s",
+				       (unsigned long long)key->room,
+				       key->is_dest ? "destination" : "sender", key->index,
+				       other->client,
+				       kvp_room_terminal(other) ? ", over but not released" : "");
+	status = admit_limits(rooms, owner, err);
+	if (status != KVP_ROOM_OK)
+		rooms->stats.refused_limit++;
+	return status;
+}
+
+void kvp_room_enter(struct kvp_room *room)
+{
+	struct kvp_rooms *rooms = room->rooms;
+
+	room->id = ++rooms->last_id;
+	room->handle.owner = room->owner->id;
+	HASH_ADD(hh_key, rooms->by_key, key, sizeof(room->key), room);
+	HASH_ADD(hh_handle, rooms->by_handle, handle, sizeof(room->handle), room);
+	DL_APPEND(rooms->all, room);
+	room->listed = true;
+	DL_APPEND2(room->owner->rooms, room, oprev, onext);
+	room->owner->n_rooms++;
+	rooms->n_rooms++;
+	*(room->key.is_dest ? &rooms->n_dests : &rooms->n_sends) += 1;
+	*(room->key.is_dest ? &rooms->stats.expected : &rooms->stats.opened) += 1;
+	rooms->stats.bytes_rooms += room->bytes;
+}
+
+struct kvp_room *kvp_room_find(struct kvp_rooms *rooms, uint64_t room, uint32_t index, bool is_dest)
+{
+	struct kvp_room_key key = { room, index, is_dest };
+	struct kvp_room *found;
+
+	HASH_FIND(hh_key, rooms->by_key, &key, sizeof(key), found);
+	return found;
+}
+
+struct kvp_room *kvp_room_by_handle(struct kvp_rooms *rooms, const struct kvp_room_owner *owner,
+				    uint64_t handle)
+{
+	struct kvp_room_handle key = { owner->id, handle };
+	struct kvp_room *found;
+
+	HASH_FIND(hh_handle, rooms->by_handle, &key, sizeof(key), found);
+	return found;
+}
+
+/* ---- states ------------------------------------------------------------------------------------
+ */
+
+void kvp_room_changed(struct kvp_room *room)
+{
+	struct kvp_room_owner *owner = room->owner;
+
+	if (!owner || !room->id)
+		return;
+	if (!room->queued) {
+		room->queued = true;
+		DL_APPEND2(owner->dirty, room, dprev, dnext);
+	}
+	if (owner != room->rooms->requesting && owner->changed)
+		owner->changed(owner);
+}
+
+void kvp_room_set_state(struct kvp_room *room, Kvp__RoomState state)
+{
+	if (room->state == state)
+		return;
+	room->state = state;
+	room->state_since_ns = kvp_room_now();
+	kvp_room_changed(room);
+}
+
+static uint64_t shorter(uint64_t configured_ns, uint32_t asked_ms)
+{
+	uint64_t asked_ns = asked_ms * UINT64_C(1000000);
+
+	return asked_ms && asked_ns < configured_ns ? asked_ns : configured_ns;
+}
+
+void kvp_room_set_timers(struct kvp_room *room, const Kvp__Timers *msg)
+{
+	const struct kvp_config *config = room->rooms->config;
+
+	room->timers = (struct kvp_room_timers){
+		.offer_ns = shorter(config->timers.offer_ns, msg ? msg->offer_ms : 0),
+		.open_ns = shorter(config->timers.open_ns, msg ? msg->open_ms : 0),
+		.progress_ns = shorter(config->timers.progress_ns, msg ? msg->progress_ms : 0),
+		.fence_ns = shorter(config->timers.fence_ns, msg ? msg->fence_ms : 0),
+		.lease_ns = shorter(config->timers.lease_ns, msg ? msg->lease_ms : 0),
+	};
+}
+
+int kvp_room_order_id(struct kvp_room *room, enum kvp_order_type type, uint32_t value)
+{
+	struct kvp_order_id *order = calloc(1, sizeof(*order));
+
+	if (!order)
+		return -ENOMEM;
+	order->order.type = type;
+	order->id = room->board.id;
+	order->value = value;
+	kvp_lane_order(room->lane, &order->order);
+	return 0;
+}
+
+/* The lane is told; it answers QUIET in its own time. The order was made when the end was: this
+ * must not need memory. */
+static void room_order_end(struct kvp_room *room)
+{
+	struct kvp_order_id *order = KVP_TAKE(room->end_order);
+
+	if (!order)
+		return;
+	order->order.type = room->key.is_dest ? KVP_ORDER_RX_END : KVP_ORDER_TX_END;
+	order->id = room->board.id;
+	kvp_lane_order(room->lane, &order->order);
+}
+
+static void room_over(struct kvp_room *room)
+{
+	room->ended_ns = kvp_room_now();
+	room->ended_wall_ms = wall_ms();
+	room->rooms->n_terminal++;
+	room_order_end(room);
+	kvp_room_changed(room);
+	kvp_room_timer_update(room);
+}
+
+static void room_log_failure(const struct kvp_room *room)
+{
+	kvp_log_limited(&room->rooms->log_limit, KVP_LOG_WARNING,
+			"room 0x%llx %s %u \"%s\" of \"%s\" failed: %s: %s",
+			(unsigned long long)room->key.room, room->key.is_dest ? "dest" : "sender",
+			room->key.index, room->label, room->client,
+			kvp_status_name((enum kvp_status)room->status), room->reason);
+}
+
+static void KVP_PRINTF(4, 0) room_fail_va(struct kvp_room *room, Kvp__Status status, bool retry,
+					  const char *fmt, va_list args)
+{
+	uint64_t since;
+
+	if (kvp_room_terminal(room))
+		return;
+	room->failed_waits = kvp_room_waits(room, &since);
+	room->failed = true;
+	room->status = status;
+	room->retry = retry;
+	(void)vsnprintf(room->reason, sizeof(room->reason), fmt, args); /* cut texts are fine */
+	room->failed_ns = kvp_room_now();
+	room->rooms->stats.failed_by_status[KVP_MIN((unsigned)status, KVP_ROOM_STATUSES - 1)]++;
+	kvp_room_set_state(room, KVP__ROOM_STATE__ROOM_FAILED);
+	room_log_failure(room);
+	if (room->key.is_dest)
+		kvp_dest_tell(room);
+	else
+		kvp_send_tell(room);
+	room_over(room);
+}
+
+void kvp_room_fail(struct kvp_room *room, Kvp__Status status, const char *fmt, ...)
+{
+	va_list args;
+
+	va_start(args, fmt);
+	room_fail_va(room, status, kvp_room_status_retry(status), fmt, args);
+	va_end(args);
+}
+
+void kvp_room_fail_as(struct kvp_room *room, Kvp__Status status, bool retry, const char *fmt, ...)
+{
+	va_list args;
+
+	va_start(args, fmt);
+	room_fail_va(room, status, retry, fmt, args);
+	va_end(args);
+}
+
+void kvp_room_succeed(struct kvp_room *room, Kvp__RoomState state)
+{
+	if (kvp_room_terminal(room))
+		return;
+	room->complete = true;
+	room->complete_ns = kvp_room_now();
+	room->rooms->stats.completed++;
+	kvp_room_set_state(room, state);
+	if (room->key.is_dest)
+		kvp_dest_tell(room);
+	room_over(room);
+}
+
+/* Nothing of the end is queued or running on the lane: pages and memory are the client's again. */
+static void room_quiet(struct kvp_room *room)
+{
+	room->released = true;
+	room->released_ns = kvp_room_now();
+	if (room->key.is_dest)
+		kvp_room_set_state(room, KVP__ROOM_STATE__ROOM_RELEASED);
+	else if (room->failed)
+		kvp_room_set_state(room, KVP__ROOM_STATE__ROOM_GONE);
+	kvp_room_timer_remove(room);
+	kvp_room_history_add(room);
+	if (room->key.is_dest)
+		kvp_dest_quiet(room);
+	else
+		kvp_send_quiet(room);
+	room_unlist(room);
+	room_give_back_pool(room);
+	if (room->owner)
+		kvp_room_changed(room);
+	else
+		kvp_room_free(room);
+}
+
+void kvp_rooms_board(struct kvp_rooms *rooms, struct kvp_board *board)
+{
+	struct kvp_room *room = KVP_CONTAINER_OF(board, struct kvp_room, board);
+	uint32_t flags = kvp_board_take(board);
+
+	(void)rooms;
+	if (room->released)
+		return;
+	if (flags & KVP_BOARD_FAILED)
+		kvp_room_fail(room, (Kvp__Status)board->status, "%s", board->text);
+	if (room->key.is_dest)
+		kvp_dest_board(room, flags);
+	else
+		kvp_send_board(room, flags);
+	if (flags & KVP_BOARD_QUIET)
+		room_quiet(room);
+	else
+		kvp_room_timer_update(room);
+}
+
+/* ---- events for the owner ----------------------------------------------------------------------
+ */
+
+struct kvp_room *kvp_room_owner_next(struct kvp_room_owner *owner)
+{
+	struct kvp_room *room = owner->dirty;
+
+	if (room)
+		room_unqueue(room);
+	return room;
+}
+
+void kvp_room_event_put_back(struct kvp_room *room)
+{
+	if (room->queued)
+		return;
+	room->queued = true;
+	DL_PREPEND2(room->owner->dirty, room, dprev, dnext);
+}
+
+void kvp_room_event_written(struct kvp_room *room)
+{
+	if (room->key.is_dest && room->complete)
+		room->dest.meta_told = true;
+	if (room->released)
+		kvp_room_free(room);
+}
+
+static void event_fill_send(const struct kvp_room *room, Kvp__RoomEvent *event)
+{
+	const struct kvp_room_send *send = &room->send;
+	const struct kvp_board *board = &room->board;
+	bool done = room->complete;
+
+	event->source_free = room->released ? send->n_chunks : atomic_load(&board->source_free);
+	event->delivered = done ? send->n_chunks : atomic_load(&board->delivered);
+	if (send->ready) {
+		event->prefix = room->prefix;
+		event->end = room->end;
+	}
+}
+
+void kvp_room_event(struct kvp_room *room, Kvp__RoomEvent *event)
+{
+	kvp__room_event__init(event);
+	event->handle = room->handle.handle;
+	event->state = room->state;
+	event->complete = room->complete;
+	event->failed = room->failed;
+	event->released = room->released;
+	event->status = room->status;
+	event->reason = room->reason;
+	event->retry = room->retry;
+	if (!room->key.is_dest) {
+		event_fill_send(room, event);
+		return;
+	}
+	event->arrived = room->complete ? room->end : atomic_load(&room->board.arrived);
+	event->arrived = KVP_MAX(event->arrived, room->prefix);
+	if (room->complete && !room->dest.meta_told && room->dest.meta_from >= 0) {
+		event->meta.data = room->dest.meta;
+		event->meta.len = room->dest.meta_bytes;
+	}
+}
+
+/* ---- requests that concern both kinds ----------------------------------------------------------
+ */
+
+Kvp__Status kvp_rooms_abort(struct kvp_rooms *rooms, struct kvp_room_owner *owner,
+			    const Kvp__Abort *msg, char *err)
+{
+	struct kvp_room *room = kvp_room_by_handle(rooms, owner, msg->handle);
+
+	if (!room)
+		return kvp_room_refuse(err, KVP__STATUS__STATUS_NOT_FOUND,
+				       "handle %llu is no live room of this client",
+				       (unsigned long long)msg->handle);
+	if (kvp_room_terminal(room))
+		return KVP_ROOM_OK; /* it crossed the end on its way: harmless */
+	rooms->requesting = owner;
+	rooms->stats.aborts++;
+	kvp_room_fail(room, KVP__STATUS__STATUS_ABORTED, "%s %u aborted%s%s",
+		      room->key.is_dest ? "destination" : "sender", room->key.index,
+		      msg->reason[0] ? ": " : "", msg->reason);
+	rooms->requesting = NULL;
+	return KVP_ROOM_OK;
+}
+
+void kvp_rooms_owner_lost(struct kvp_rooms *rooms, struct kvp_room_owner *owner, const char *why)
+{
+	struct kvp_room *room, *tmp;
+
+	(void)rooms;
+	DL_FOREACH_SAFE2(owner->rooms, room, tmp, onext)
+	{
+		if (!room->key.is_dest)
+			room->send.recalled = NULL; /* nobody is there to hear it */
+		room_leave_owner(room);
+		kvp_room_fail(room, KVP__STATUS__STATUS_CLIENT_LOST, "client \"%s\" of %s %u: %s",
+			      room->client, room->key.is_dest ? "destination" : "sender",
+			      room->key.index, why);
+		if (room->released)
+			kvp_room_free(room);
+	}
+}
+
+void kvp_rooms_pool_ends(struct kvp_rooms *rooms, struct kvp_pool *pool, Kvp__Status status,
+			 const char *why)
+{
+	struct kvp_room *room, *tmp;
+
+	DL_FOREACH_SAFE(rooms->all, room, tmp)
+	{
+		if (room->pool == pool)
+			kvp_room_fail(room, status, "pool %u of \"%s\": %s", pool->client_id,
+				      room->client, why);
+	}
+}
+
+void kvp_rooms_fail_all(struct kvp_rooms *rooms, uint32_t lane_idx, Kvp__Status status,
+			const char *why)
+{
+	struct kvp_room *room, *tmp;
+
+	DL_FOREACH_SAFE(rooms->all, room, tmp)
+	{
+		if (lane_idx == UINT32_MAX || room->lane_idx == lane_idx)
+			kvp_room_fail(room, status, "%s", why);
+	}
+}
+
+void kvp_rooms_close(struct kvp_rooms *rooms)
+{
+	rooms->closed = true;
+	kvp_notes_clear(rooms);
+}
+
+uint32_t kvp_rooms_moving(const struct kvp_rooms *rooms)
+{
+	return rooms->n_rooms - rooms->n_terminal;
+}
+
+uint32_t kvp_rooms_count(const struct kvp_rooms *rooms)
+{
+	return rooms->n_rooms;
+}
+
+void kvp_rooms_stats(const struct kvp_rooms *rooms, struct kvp_rooms_stats *out)
+{
+	*out = rooms->stats;
+	out->dests = rooms->n_dests;
+	out->sends = rooms->n_sends;
+	out->parked_offers = rooms->n_parked;
+	out->parked_offers_max = rooms->n_parked_max;
+}
+
+/* ---- all ---------------------------------------------------------------------------------------
+ */
+
+int kvp_rooms_create(struct kvp_rooms **out, const struct kvp_rooms_config *config)
+{
+	struct kvp_rooms *rooms = calloc(1, sizeof(*rooms));
+	int r;
+
+	if (!rooms)
+		return -ENOMEM;
+	rooms->loop = config->loop;
+	rooms->config = config->config;
+	rooms->lanes = config->lanes;
+	rooms->n_lanes = config->n_lanes;
+	rooms->peers = config->peers;
+	rooms->log_limit = (struct kvp_log_limit)KVP_LOG_LIMIT(20, 10);
+	r = uv_random(NULL, NULL, &rooms->generation_high, sizeof(rooms->generation_high), 0, NULL);
+	if (r == 0)
+		r = kvp_room_timer_init(rooms);
+	if (r < 0) {
+		free(rooms);
+		return r;
+	}
+	/* A generation of 0 is none. */
+	rooms->generation_high = (rooms->generation_high | 1) << 32;
+	kvp_room_peer_events(rooms);
+	*out = rooms;
+	return 0;
+}
+
+static void rooms_closed(uv_handle_t *handle)
+{
+	struct kvp_rooms *rooms = handle->data;
+
+	free(rooms->heap);
+	free(rooms->history);
+	free(rooms);
+}
+
+void kvp_rooms_destroy(struct kvp_rooms *rooms)
+{
+	if (!rooms)
+		return;
+	kvp_park_clear(rooms);
+	kvp_notes_clear(rooms);
+	kvp_rooms_drop_kept(rooms, NULL);
+	uv_close((uv_handle_t *)&rooms->timer, rooms_closed);
+}

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Offers that came before their sender's open: bounded by limits.max_parked_offers, dropped with
+ * the session that they came on, since their destination offers again on the next one.
+ */
+
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/room_internal.h"
+
+Kvp__PeerMsg *kvp_room_copy_msg(const Kvp__PeerMsg *msg)
+{
+	size_t bytes = protobuf_c_message_get_packed_size(&msg->base);
+	KVP_CLEANUP(kvp_freep) uint8_t *buf = malloc(bytes);
+
+	if (!buf)
+		return NULL;
+	protobuf_c_message_pack(&msg->base, buf);
+	return kvp__peer_msg__unpack(NULL, bytes, buf);
+}
+
+static struct kvp_room_parking *parking_find(struct kvp_rooms *rooms,
+					     const struct kvp_room_key *key)
+{
+	struct kvp_room_parking *parking;
+
+	HASH_FIND(hh, rooms->parking, key, sizeof(*key), parking);
+	return parking;
+}
+
+static struct kvp_room_parking *parking_get(struct kvp_rooms *rooms, const struct kvp_room_key *key)
+{
+	struct kvp_room_parking *parking = parking_find(rooms, key);
+
+	if (parking)
+		return parking;
+	parking = calloc(1, sizeof(*parking));
+	if (!parking)
+		return NULL;
+	parking->key = *key;
+	HASH_ADD(hh, rooms->parking, key, sizeof(parking->key), parking);
+	return parking;
+}
+
+static void parking_drop_empty(struct kvp_rooms *rooms, struct kvp_room_parking *parking)
+{
+	if (parking->first)
+		return;
+	HASH_DELETE(hh, rooms->parking, parking);
+	free(parking);
+}
+
+/* Out of both lists; the offer is the caller's. */
+static void parked_unlink(struct kvp_rooms *rooms, struct kvp_room_parked *parked)
+{
+	struct kvp_room_parking *parking = parking_find(rooms, &parked->key);
+
+	LL_DELETE2(parking->first, parked, knext);
+	DL_DELETE(rooms->parked, parked);
+	rooms->n_parked--;
+	parking_drop_empty(rooms, parking);
+}
+
+static void parked_free(struct kvp_room_parked *parked)
+{
+	kvp_peer_free(parked->msg);
+	free(parked);
+}
+
+static void parked_drop(struct kvp_rooms *rooms, struct kvp_room_parked *parked)
+{
+	parked_unlink(rooms, parked);
+	parked_free(parked);
+}
+
+/* A destination that offers anew has given up what it offered before. */
+static void drop_older(struct kvp_rooms *rooms, const struct kvp_room_key *key, uint32_t dest)
+{
+	struct kvp_room_parking *parking = parking_find(rooms, key);
+	struct kvp_room_parked *parked, *tmp;
+
+	if (!parking)
+		return;
+	LL_FOREACH_SAFE2(parking->first, parked, tmp, knext)
+	{
+		if (parked->msg->offer->leg->dest != dest)
+			continue;
+		rooms->stats.late_messages++;
+		parked_drop(rooms, parked);
+		return; /* there is one at most; the parking may be gone */
+	}
+}
+
+void kvp_park_offer(struct kvp_rooms *rooms, struct kvp_peer *peer, const Kvp__PeerMsg *msg)
+{
+	const Kvp__Leg *leg = msg->offer->leg;
+	const struct kvp_room_key key = { leg->room, leg->sender, false };
+	struct kvp_room_parked *parked;
+	struct kvp_room_parking *parking;
+	char text[96];
+
+	drop_older(rooms, &key, leg->dest);
+	if (rooms->n_parked >= rooms->config->limits.max_parked_offers) {
+		rooms->stats.refused_limit++;
+		(void)snprintf(text, sizeof(text),
+			       "parked offers: %u, limit limits.max_parked_offers %u",
+			       rooms->n_parked, rooms->config->limits.max_parked_offers);
+		kvp_room_abort_leg(peer, leg, KVP__STATUS__STATUS_LIMIT, text, true);
+		return;
+	}
+	parked = calloc(1, sizeof(*parked));
+	parking = parking_get(rooms, &key);
+	if (parked)
+		parked->msg = kvp_room_copy_msg(msg);
+	if (!parked || !parking || !parked->msg) {
+		if (parking)
+			parking_drop_empty(rooms, parking);
+		free(parked);
+		kvp_room_abort_leg(peer, leg, KVP__STATUS__STATUS_NO_MEMORY, "no memory", true);
+		return;
+	}
+	parked->peer = peer;
+	parked->key = key;
+	parked->since_ns = kvp_room_now();
+	LL_APPEND2(parking->first, parked, knext);
+	DL_APPEND(rooms->parked, parked);
+	rooms->n_parked++;
+	rooms->n_parked_max = KVP_MAX(rooms->n_parked_max, rooms->n_parked);
+}
+
+void kvp_park_take(struct kvp_room *room)
+{
+	struct kvp_rooms *rooms = room->rooms;
+	struct kvp_room_parking *parking = parking_find(rooms, &room->key);
+
+	while (parking && !kvp_room_terminal(room)) {
+		struct kvp_room_parked *parked = parking->first;
+
+		parked_unlink(rooms, parked);
+		kvp_send_offer(room, parked->peer, parked->msg);
+		parked_free(parked);
+		parking = parking_find(rooms, &room->key); /* may be gone */
+	}
+}
+
+void kvp_park_drop_peer(struct kvp_rooms *rooms, const struct kvp_peer *peer)
+{
+	struct kvp_room_parked *parked, *tmp;
+
+	DL_FOREACH_SAFE(rooms->parked, parked, tmp)
+	{
+		if (parked->peer == peer)
+			parked_drop(rooms, parked);
+	}
+}
+
+void kvp_park_abort(struct kvp_rooms *rooms, const struct kvp_peer *peer, const Kvp__Leg *leg)
+{
+	const struct kvp_room_key key = { leg->room, leg->sender, false };
+	struct kvp_room_parking *parking = parking_find(rooms, &key);
+	struct kvp_room_parked *parked;
+
+	if (!parking)
+		return;
+	LL_FOREACH2(parking->first, parked, knext)
+	{
+		if (parked->peer == peer && parked->msg->offer->leg->dest == leg->dest &&
+		    parked->msg->offer->leg->generation == leg->generation)
+			break;
+	}
+	if (parked)
+		parked_drop(rooms, parked);
+}
+
+void kvp_park_clear(struct kvp_rooms *rooms)
+{
+	while (rooms->parked)
+		parked_drop(rooms, rooms->parked);
+}
