@@ -96,6 +96,7 @@ struct kvp_room *kvp_room_new(struct kvp_rooms *rooms, struct kvp_room_owner *ow
 	room->created_ns = room->state_since_ns = kvp_room_now();
 	room->bytes = sizeof(*room) + sizeof(*room->end_order);
 	kvp_pool_get(pool);
+	room->uid = owner->uid;
 	kvp_room_copy_label(room->client, owner->name);
 	return room;
 }

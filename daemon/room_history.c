@@ -167,6 +167,7 @@ static void view_names(const struct kvp_room *room, struct kvp_room_view *view)
 	memcpy(view->reason, room->reason, sizeof(view->reason));
 	view->room = room->key.room;
 	view->session = room->handle.owner;
+	view->uid = room->uid;
 	view->is_dest = room->key.is_dest;
 	view->index = room->key.index;
 	view->pool_client_id = room->pool_client_id;

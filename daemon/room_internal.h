@@ -163,6 +163,7 @@ struct kvp_room {
 	uint8_t secret[KVP_KEY_BYTES];
 	uint32_t secret_bytes;
 	char label[KVP_MAX_LABEL + 1], client[KVP_MAX_LABEL + 1];
+	uint32_t uid; /* of the client */
 	Kvp__RoomState state;
 	Kvp__Status status;
 	char reason[KVP_BOARD_TEXT];
