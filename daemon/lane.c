@@ -141,6 +141,7 @@ static uint32_t turn(struct kvp_lane *lane)
 	n += kvp_tx_ahead(link);
 	n += kvp_tx_local(lane);
 	n += take_orders(lane);
+	n += kvp_rx_late(lane);
 	n += kvp_tx_fences(lane);
 	n += settle(lane);
 

@@ -25,6 +25,7 @@
 
 #define KVP_LANE_RX_PIECES 8192u
 #define KVP_LANE_TX_PIECES 4096u
+#define KVP_LANE_LATE 256u
 /* Work of one turn: bounded, so that orders and fences are looked at every few milliseconds. */
 #define KVP_LANE_TURN_PROGRESS 16u
 #define KVP_LANE_TURN_GATHER_BYTES (8u << 20)
@@ -318,6 +319,9 @@ struct kvp_lane {
 	uint32_t links_closing;
 	struct kvp_shares shares;     /* with wants in their queue; served in turns */
 	struct kvp_rx_pieces rx_here; /* kept before the scatter */
+	/* Messages of legs that are not known yet: their orders may be in the inbox already. */
+	union kvp_wire_msg late[KVP_LANE_LATE];
+	uint32_t n_late;
 	struct kvp_rxs dirty_rxs;
 	struct kvp_txs dirty_txs, local, fenced;
 	uint64_t fence_next_ns, fence_step_ns;
@@ -425,6 +429,8 @@ int kvp_rx_accept(struct kvp_rx_leg *leg, const struct kvp_wire_want *want,
 		  struct kvp_rx_piece *piece);
 void kvp_rx_want(struct kvp_lane *lane, const struct kvp_wire_want *want);
 void kvp_rx_return(struct kvp_lane *lane, const struct kvp_wire_return *msg);
+/* After the orders: messages that came before the order that they need. */
+uint32_t kvp_rx_late(struct kvp_lane *lane);
 /* The leg of a sender on this lane whose room is live, or NULL. rx.c */
 struct kvp_rx_leg *kvp_rx_local_leg(struct kvp_lane *lane, uint64_t generation, uint32_t sender);
 /* A sender on this lane: tests the want and fills `piece` with what is to be moved; the leg is in

@@ -521,31 +521,25 @@ static int leg_want(struct kvp_rx_leg *leg, const struct kvp_wire_want *want)
 	return 0;
 }
 
-void kvp_rx_want(struct kvp_lane *lane, const struct kvp_wire_want *want)
+/* The leg that a message is about, while it can take one. */
+static struct kvp_rx_leg *live_leg(struct kvp_lane *lane, uint64_t generation, uint32_t sender)
 {
-	struct kvp_rx *rx = rx_find(lane, want->generation);
-	struct kvp_rx_leg *leg =
-		rx && !rx->failed && !rx->complete ? leg_find(rx, want->sender) : NULL;
+	struct kvp_rx *rx = rx_find(lane, generation);
+	struct kvp_rx_leg *leg = rx && !rx->failed && !rx->complete ? leg_find(rx, sender) : NULL;
 
-	if (!leg || !leg->link || leg->returned) {
-		lane->counts.stale++;
-		return;
-	}
+	return leg && leg->link && !leg->returned ? leg : NULL;
+}
+
+static void take_want(struct kvp_rx_leg *leg, const struct kvp_wire_want *want)
+{
 	if (leg_want(leg, want) < 0)
 		leg_refuse(leg, want->cookie);
 }
 
 /* What the transport writes already is left to come. */
-void kvp_rx_return(struct kvp_lane *lane, const struct kvp_wire_return *msg)
+static void take_return(struct kvp_rx_leg *leg)
 {
-	struct kvp_rx *rx = rx_find(lane, msg->generation);
-	struct kvp_rx_leg *leg = rx ? leg_find(rx, msg->sender) : NULL;
 	struct kvp_rx_piece *piece, *next;
-
-	if (!leg || !leg->link || leg->returned) {
-		lane->counts.stale++;
-		return;
-	}
 
 	leg->returned = true;
 	for (piece = TAILQ_FIRST(&leg->order); piece; piece = next) {
@@ -558,7 +552,59 @@ void kvp_rx_return(struct kvp_lane *lane, const struct kvp_wire_return *msg)
 		piece_drop(leg, piece);
 	}
 	kvp_rx_share_forget(leg);
-	kvp_rx_dirty(rx);
+	kvp_rx_dirty(leg->rx);
+}
+
+/* The loop orders a leg before it tells the sender to go, but a turn looks at messages first. */
+static void keep_late(struct kvp_lane *lane, const void *msg, size_t bytes)
+{
+	if (lane->n_late == KVP_LANE_LATE) {
+		lane->counts.stale++;
+		return;
+	}
+	memcpy(&lane->late[lane->n_late++], msg, bytes);
+}
+
+void kvp_rx_want(struct kvp_lane *lane, const struct kvp_wire_want *want)
+{
+	struct kvp_rx_leg *leg = live_leg(lane, want->generation, want->sender);
+
+	if (leg)
+		take_want(leg, want);
+	else
+		keep_late(lane, want, sizeof(*want));
+}
+
+void kvp_rx_return(struct kvp_lane *lane, const struct kvp_wire_return *msg)
+{
+	struct kvp_rx_leg *leg = live_leg(lane, msg->generation, msg->sender);
+
+	if (leg)
+		take_return(leg);
+	else
+		keep_late(lane, msg, sizeof(*msg));
+}
+
+uint32_t kvp_rx_late(struct kvp_lane *lane)
+{
+	uint32_t n = lane->n_late;
+
+	for (uint32_t i = 0; i < n; i++) {
+		const union kvp_wire_msg *msg = &lane->late[i];
+		bool want = msg->head.type == KVP_WIRE_WANT;
+		struct kvp_rx_leg *leg =
+			want ? live_leg(lane, msg->want.generation, msg->want.sender)
+			     : live_leg(lane, msg->ret.generation, msg->ret.sender);
+
+		if (!leg)
+			lane->counts.stale++;
+		else if (want)
+			take_want(leg, &msg->want);
+		else
+			take_return(leg);
+	}
+	lane->n_late = 0;
+	return n;
 }
 
 /* ---- a sender on this lane ------------------------------------------------------------------- */
