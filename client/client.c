@@ -11,7 +11,7 @@
 static _Thread_local char open_error[KVP_LIMIT_TEXT + 1];
 static _Thread_local enum kvp_status open_status;
 
-int kvpl_fail(struct kvp_client *client, int r, enum kvp_status status, const char *fmt, ...)
+void kvpl_note(struct kvp_client *client, enum kvp_status status, const char *fmt, ...)
 {
 	va_list ap;
 
@@ -19,7 +19,6 @@ int kvpl_fail(struct kvp_client *client, int r, enum kvp_status status, const ch
 	(void)vsnprintf(client->last_error, sizeof(client->last_error), fmt, ap);
 	va_end(ap);
 	client->last_status = status;
-	return r;
 }
 
 int kvpl_check_process(struct kvp_client *client)
@@ -53,6 +52,7 @@ static void client_freep(struct kvp_client **client)
 	kvpl_pools_fini(*client);
 	kvpl_fences_fini(*client);
 	kvpl_rooms_fini(*client);
+	kvpl_requests_fini(*client);
 	free((*client)->path);
 	free(*client);
 }

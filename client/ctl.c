@@ -197,10 +197,9 @@ static int ask_instances(const struct options *options)
 {
 	glob_t found = { 0 };
 	int status;
-	int r = glob(RUN_DIR "/sock", 0, NULL, &found);
+	int flags = glob(RUN_DIR "/sock", 0, NULL, &found) == 0 ? GLOB_APPEND : 0;
 
-	if (r == 0 || r == GLOB_NOMATCH)
-		r = glob(RUN_DIR "/*/sock", r == 0 ? GLOB_APPEND : 0, NULL, &found);
+	(void)glob(RUN_DIR "/*/sock", flags, NULL, &found); /* what it found is counted */
 	if (found.gl_pathc == 0)
 		status = fail(EXIT_NO_DAEMON,
 			      "no daemon listens on " RUN_DIR "/sock: is kvpackd running? "

@@ -8,12 +8,17 @@
 
 #include "proto/util.h"
 
-static char *need(char *p)
+_Noreturn static void out_of_memory(void)
 {
-	if (p)
-		return p;
 	(void)fputs("kvpackctl: out of memory\n", stderr);
 	exit(1);
+}
+
+static char *need(char *p)
+{
+	if (!p)
+		out_of_memory();
+	return p;
 }
 
 KVP_PRINTF(1, 2) static char *format(const char *fmt, ...)
@@ -173,10 +178,10 @@ static void print_rows(const struct ctl_column *columns, size_t n_columns, char 
 	for (size_t c = 0; c < n_columns; c++)
 		put_padded(columns[c].title, widths[c], is_right(columns[c].kind),
 			   c + 1 == n_columns);
-	for (size_t i = 0; i < n_rows * n_columns; i++) {
-		size_t c = i % n_columns;
-
-		put_padded(cells[i], widths[c], is_right(columns[c].kind), c + 1 == n_columns);
+	for (size_t i = 0; i < n_rows; i++, cells += n_columns) {
+		for (size_t c = 0; c < n_columns; c++)
+			put_padded(cells[c] ?: "-", widths[c], is_right(columns[c].kind),
+				   c + 1 == n_columns);
 	}
 }
 
@@ -193,8 +198,10 @@ void ctl_table_print(const struct ctl_column *columns, size_t n_columns, const c
 		(void)printf("%s\n", empty);
 		return;
 	}
-	cells = (char **)(void *)need((void *)calloc(n_rows * n_columns, sizeof(*cells)));
-	widths = (size_t *)(void *)need((void *)calloc(n_columns, sizeof(*widths)));
+	cells = calloc(n_rows * n_columns, sizeof(*cells));
+	widths = calloc(n_columns, sizeof(*widths));
+	if (!cells || !widths)
+		out_of_memory();
 	for (size_t c = 0; c < n_columns; c++)
 		widths[c] = width_of(columns[c].title);
 	cJSON_ArrayForEach(row, rows)

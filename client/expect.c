@@ -160,7 +160,7 @@ static int expect_pack(struct kvp_client *client, const struct kvp_expect *expec
 static int room_start(struct kvp_client *client, struct kvpl_room *room,
 		      struct kvpl_packets *packets, kvp_done_fn *done, void *arg, kvp_room_id *ret)
 {
-	uint64_t id = room->id;
+	uint64_t id = room->node.id;
 	struct kvpl_reply_to to = { .kind = KVPL_ROOM, .object = id, .done = done, .arg = arg };
 	int r = kvpl_packets_copy(&room->packets, packets);
 
@@ -193,7 +193,7 @@ int kvp_expect(struct kvp_client *client, const struct kvp_expect *expect, kvp_d
 		r = CHECK_COUNT(client, &own, n_sides, KVP_LIMIT_GROUPS) ?:
 		    CHECK_COUNT(client, &own, n_segments, KVP_LIMIT_SEGMENTS) ?:
 		    CHECK_COUNT(client, &own, n_senders, KVP_MAX_SENDERS);
-	if (r < 0)
+	if (r)
 		return r;
 	room = kvpl_room_create(client, true);
 	if (!room)
@@ -201,7 +201,7 @@ int kvp_expect(struct kvp_client *client, const struct kvp_expect *expect, kvp_d
 	room->start = own.prefix;
 	room->state.arrived = own.prefix;
 	kvpl_packets_init(&packets);
-	r = expect_pack(client, &own, room->id, &packets);
+	r = expect_pack(client, &own, room->node.id, &packets);
 	if (r < 0) {
 		kvpl_packets_fini(&packets);
 		kvpl_room_destroy(client, room);
@@ -254,13 +254,13 @@ int kvp_open(struct kvp_client *client, const struct kvp_open *open, kvp_done_fn
 		r = kvpl_fail(client, -EINVAL, KVP_STATUS_INVALID, "open.size is not set");
 	if (r == 0)
 		r = CHECK_COUNT(client, &own, n_sides, KVP_LIMIT_GROUPS);
-	if (r < 0)
+	if (r)
 		return r;
 	room = kvpl_room_create(client, false);
 	if (!room)
 		return -ENOMEM;
 	kvpl_packets_init(&packets);
-	r = open_pack(client, &own, room->id, &packets);
+	r = open_pack(client, &own, room->node.id, &packets);
 	if (r < 0) {
 		kvpl_packets_fini(&packets);
 		kvpl_room_destroy(client, room);
@@ -283,6 +283,7 @@ static int ask(struct kvp_client *client, Kvp__ClientMsg *msg, kvp_done_fn *done
 	return r < 0 ? r : kvpl_request_start(client, &packets, &to);
 }
 
+/* The public signature is what it is. NOLINTNEXTLINE(readability-function-size) */
 int kvp_renew(struct kvp_client *client, const char *address, uint64_t room, const void *key,
 	      uint32_t sender, uint32_t lease_ms, kvp_done_fn *done, void *arg)
 {
@@ -299,6 +300,7 @@ int kvp_renew(struct kvp_client *client, const char *address, uint64_t room, con
 	return ask(client, &msg, done, arg);
 }
 
+/* NOLINTNEXTLINE(readability-function-size) */
 int kvp_decline(struct kvp_client *client, const char *address, uint64_t room, const void *key,
 		uint32_t sender, const char *reason, kvp_done_fn *done, void *arg)
 {

@@ -17,8 +17,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include <uthash.h>
-
+#include "client/idmap.h"
 #include "client/kvpack.h"
 #include "proto/msg.h"
 #include "proto/util.h"
@@ -84,8 +83,7 @@ struct kvpl_answer {
 };
 
 struct kvpl_request {
-	UT_hash_handle hh;
-	uint64_t id;
+	struct kvpl_node node;
 	enum kvpl_kind kind;
 	uint64_t object;
 	uint32_t seq, epoch; /* submit */
@@ -124,6 +122,8 @@ int kvpl_request_start(struct kvp_client *client, struct kvpl_packets *packets,
 void kvpl_request_answer(struct kvp_client *client, const Kvp__Reply *reply, int fd);
 /* Ends all requests with DAEMON_LOST. */
 void kvpl_requests_lose(struct kvp_client *client);
+/* Frees all without a word. */
+void kvpl_requests_fini(struct kvp_client *client);
 int kvpl_status_errno(enum kvp_status status);
 
 /* ---- objects ------------------------------------------------------------------------------- */
@@ -150,8 +150,7 @@ struct kvp_fence {
 };
 
 struct kvpl_room {
-	UT_hash_handle hh;
-	uint64_t id;
+	struct kvpl_node node;
 	bool is_dest;
 	bool is_answered; /* the daemon took expect or open */
 	bool to_repeat;   /* lost with its daemon, not in motion: sent again when that is safe */
@@ -202,14 +201,14 @@ struct kvp_client {
 	char address[KVP_LIMIT_ADDRESS + 1];
 
 	struct kvpl_packets out;
-	struct kvpl_request *requests;
+	struct kvpl_idmap requests;
 	uint64_t next_request;
 	uint64_t hello_id;
 	uint32_t next_list, next_pool, next_fence;
 	uint64_t next_room;
 	struct kvpl_pool *pools;
 	struct kvp_fence *fences;
-	struct kvpl_room *rooms;
+	struct kvpl_idmap rooms;
 	struct kvpl_room *changed;
 	struct kvpl_room **changed_end;
 	struct kvpl_grave *graves;
@@ -221,9 +220,11 @@ struct kvp_client {
 	uint8_t buf[KVP_LIMIT_PACKET + 16];
 };
 
-/* Keeps the text and returns r. */
-int kvpl_fail(struct kvp_client *client, int r, enum kvp_status status, const char *fmt, ...)
-	KVP_PRINTF(4, 5);
+/* Keeps status and text for kvp_last_status() and kvp_last_error(). */
+void kvpl_note(struct kvp_client *client, enum kvp_status status, const char *fmt, ...)
+	KVP_PRINTF(3, 4);
+/* The same as the last thing before returning r. */
+#define kvpl_fail(client, r, ...) (kvpl_note((client), __VA_ARGS__), (r))
 /* -EINVAL in a forked child, else 0. */
 int kvpl_check_process(struct kvp_client *client);
 

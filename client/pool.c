@@ -206,7 +206,7 @@ int kvp_pool_register(struct kvp_client *client, const struct kvp_pool_desc *des
 		r = kvpl_conn_wait_up(client, kvpl_now_ms() + client->timeout_ms);
 	if (r == 0)
 		r = pool_create(client, &own, &pool);
-	if (r < 0)
+	if (r)
 		return r;
 	id = pool->id;
 	pool->next = client->pools;

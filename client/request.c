@@ -121,15 +121,14 @@ int kvpl_status_errno(enum kvp_status status)
 
 static struct kvpl_request *request_find(struct kvp_client *client, uint64_t id)
 {
-	struct kvpl_request *req = NULL;
+	struct kvpl_node *node = kvpl_idmap_find(&client->requests, id);
 
-	HASH_FIND(hh, client->requests, &id, sizeof(id), req);
-	return req;
+	return node ? KVP_CONTAINER_OF(node, struct kvpl_request, node) : NULL;
 }
 
 static void request_destroy(struct kvp_client *client, struct kvpl_request *req)
 {
-	HASH_DEL(client->requests, req);
+	kvpl_idmap_remove(&client->requests, &req->node);
 	free(req->early_text);
 	free(req);
 }
@@ -140,7 +139,7 @@ static int request_add(struct kvp_client *client, uint64_t id, const struct kvpl
 
 	if (!req)
 		return -ENOMEM;
-	req->id = id;
+	req->node.id = id;
 	req->kind = to->kind;
 	req->object = to->object;
 	req->seq = to->seq;
@@ -148,7 +147,10 @@ static int request_add(struct kvp_client *client, uint64_t id, const struct kvpl
 	req->done = to->done;
 	req->arg = to->arg;
 	req->answer = to->answer;
-	HASH_ADD(hh, client->requests, id, sizeof(req->id), req);
+	if (kvpl_idmap_add(&client->requests, &req->node) < 0) {
+		free(req);
+		return -ENOMEM;
+	}
 	return 0;
 }
 
@@ -186,10 +188,10 @@ int kvpl_request_send(struct kvp_client *client, struct kvpl_packets *packets,
 		r = kvpl_fail(client, -EAGAIN, KVP_STATUS_LIMIT,
 			      "%zu bytes wait for the daemon to read, at most %u",
 			      client->out.bytes, KVPL_OUT_MAX);
-	else if (HASH_COUNT(client->requests) + n > KVPL_REQUESTS_MAX)
+	else if (client->requests.n + n > KVPL_REQUESTS_MAX)
 		r = kvpl_fail(client, -EAGAIN, KVP_STATUS_LIMIT,
-			      "%u requests have no answer yet, at most %u",
-			      HASH_COUNT(client->requests), KVPL_REQUESTS_MAX);
+			      "%zu requests have no answer yet, at most %u", client->requests.n,
+			      KVPL_REQUESTS_MAX);
 	else
 		r = requests_add(client, n, to);
 	if (r < 0) {
@@ -332,21 +334,24 @@ void kvpl_requests_lose(struct kvp_client *client)
 
 	/* done() may send new requests when it reconnects: those have later ids. */
 	for (;;) {
-		struct kvpl_request *req, *tmp, *found = NULL;
+		struct kvpl_node *first = client->requests.first;
+		struct kvpl_request *found;
 
-		HASH_ITER(hh, client->requests, req, tmp)
-		{
-			if (req->id < before) {
-				found = req;
-				break;
-			}
-		}
-		if (!found)
+		if (!first || first->id >= before)
 			return;
+		found = KVP_CONTAINER_OF(first, struct kvpl_request, node);
 		if (found->kind == KVPL_PAGES || found->kind == KVPL_HELLO)
 			request_destroy(client, found);
 		else
 			request_finish(client, found, KVP_STATUS_DAEMON_LOST,
 				       "the connection to the daemon was lost");
 	}
+}
+
+void kvpl_requests_fini(struct kvp_client *client)
+{
+	while (client->requests.first)
+		request_destroy(client, KVP_CONTAINER_OF(client->requests.first,
+							 struct kvpl_request, node));
+	kvpl_idmap_fini(&client->requests);
 }

@@ -5,28 +5,35 @@
 
 #include "client/lib.h"
 
+static struct kvpl_room *room_of(struct kvpl_node *node)
+{
+	return KVP_CONTAINER_OF(node, struct kvpl_room, node);
+}
+
 struct kvpl_room *kvpl_room_create(struct kvp_client *client, bool is_dest)
 {
 	struct kvpl_room *room = calloc(1, sizeof(*room));
 
 	if (!room)
 		return NULL;
-	room->id = client->next_room++;
+	room->node.id = client->next_room++;
 	room->is_dest = is_dest;
 	room->state = (struct kvp_room_state)KVP_ROOM_STATE_INIT;
 	room->state.phase = is_dest ? KVP_ROOM_OFFERING : KVP_ROOM_WAITING;
 	room->state.reason = "";
 	kvpl_packets_init(&room->packets);
-	HASH_ADD(hh, client->rooms, id, sizeof(room->id), room);
+	if (kvpl_idmap_add(&client->rooms, &room->node) < 0) {
+		free(room);
+		return NULL;
+	}
 	return room;
 }
 
 struct kvpl_room *kvpl_room_find(const struct kvp_client *client, uint64_t id)
 {
-	struct kvpl_room *room = NULL;
+	struct kvpl_node *node = kvpl_idmap_find(&client->rooms, id);
 
-	HASH_FIND(hh, client->rooms, &id, sizeof(id), room);
-	return room;
+	return node ? KVP_CONTAINER_OF(node, struct kvpl_room, node) : NULL;
 }
 
 /* ---- the queue of changed rooms ------------------------------------------------------------ */
@@ -63,13 +70,13 @@ kvp_room_id kvp_room_next_changed(struct kvp_client *client)
 	if (!room)
 		return 0;
 	room_unchanged(client, room);
-	return room->id;
+	return room->node.id;
 }
 
 void kvpl_room_destroy(struct kvp_client *client, struct kvpl_room *room)
 {
 	room_unchanged(client, room);
-	HASH_DEL(client->rooms, room);
+	kvpl_idmap_remove(&client->rooms, &room->node);
 	kvpl_packets_fini(&room->packets);
 	free(room->meta);
 	free(room);
@@ -77,10 +84,9 @@ void kvpl_room_destroy(struct kvp_client *client, struct kvpl_room *room)
 
 void kvpl_rooms_fini(struct kvp_client *client)
 {
-	struct kvpl_room *room, *tmp;
-
-	HASH_ITER(hh, client->rooms, room, tmp)
-	kvpl_room_destroy(client, room);
+	while (client->rooms.first)
+		kvpl_room_destroy(client, room_of(client->rooms.first));
+	kvpl_idmap_fini(&client->rooms);
 }
 
 /* ---- state: moves forward only ------------------------------------------------------------- */
@@ -166,7 +172,7 @@ static void send_abort(struct kvp_client *client, const struct kvpl_room *room, 
 	struct kvpl_reply_to to = { .kind = KVPL_PLAIN };
 	struct kvpl_packets packets;
 
-	body.handle = room->id;
+	body.handle = room->node.id;
 	body.reason = (char *)reason;
 	msg.body_case = KVP__CLIENT_MSG__BODY_ABORT;
 	msg.abort = &body;
@@ -269,10 +275,9 @@ static bool is_in_motion(const struct kvpl_room *room)
 
 void kvpl_rooms_lose(struct kvp_client *client, uint64_t grave)
 {
-	struct kvpl_room *room, *tmp;
+	for (struct kvpl_node *node = client->rooms.first; node; node = node->next) {
+		struct kvpl_room *room = room_of(node);
 
-	HASH_ITER(hh, client->rooms, room, tmp)
-	{
 		if (room->state.released || room->to_repeat || room->grave)
 			continue;
 		room->grave = grave;
@@ -287,10 +292,9 @@ void kvpl_rooms_lose(struct kvp_client *client, uint64_t grave)
 
 void kvpl_rooms_buried(struct kvp_client *client, uint64_t grave)
 {
-	struct kvpl_room *room, *tmp;
+	for (struct kvpl_node *node = client->rooms.first; node; node = node->next) {
+		struct kvpl_room *room = room_of(node);
 
-	HASH_ITER(hh, client->rooms, room, tmp)
-	{
 		if (room->grave != grave)
 			continue;
 		room->grave = 0;
@@ -301,10 +305,9 @@ void kvpl_rooms_buried(struct kvp_client *client, uint64_t grave)
 
 void kvpl_rooms_same_daemon(struct kvp_client *client, uint64_t grave)
 {
-	struct kvpl_room *room, *tmp;
+	for (struct kvpl_node *node = client->rooms.first; node; node = node->next) {
+		struct kvpl_room *room = room_of(node);
 
-	HASH_ITER(hh, client->rooms, room, tmp)
-	{
 		if (room->grave == grave && room->to_repeat)
 			kvpl_room_fail(client, room, KVP_STATUS_DAEMON_LOST,
 				       "the daemon ended the connection", true);
@@ -313,11 +316,9 @@ void kvpl_rooms_same_daemon(struct kvp_client *client, uint64_t grave)
 
 void kvpl_rooms_repeat(struct kvp_client *client)
 {
-	struct kvpl_room *room, *tmp;
-
-	HASH_ITER(hh, client->rooms, room, tmp)
-	{
-		struct kvpl_reply_to to = { .kind = KVPL_ROOM, .object = room->id };
+	for (struct kvpl_node *node = client->rooms.first; node; node = node->next) {
+		struct kvpl_room *room = room_of(node);
+		struct kvpl_reply_to to = { .kind = KVPL_ROOM, .object = node->id };
 		struct kvpl_packets packets;
 		int r;
 

@@ -153,7 +153,7 @@ int kvp_submit(struct kvp_client *client, kvp_room_id id, const struct kvp_chunk
 		r = chunk_check(client, &own);
 	if (r == 0)
 		r = sender_find(client, id, !done, &room);
-	if (r < 0)
+	if (r)
 		return r;
 	to.seq = room->next_seq;
 	to.epoch = room->epoch;
@@ -184,7 +184,7 @@ int kvp_recall(struct kvp_client *client, kvp_room_id id, uint32_t seq, uint32_t
 
 	if (r == 0)
 		r = sender_find(client, id, true, &room);
-	if (r < 0)
+	if (r)
 		return r;
 	body.handle = id;
 	body.seq = seq;
