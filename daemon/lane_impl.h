@@ -72,6 +72,7 @@ struct kvp_share {
 	uint32_t refs;
 	uint32_t land_slots;     /* granted to it */
 	uint32_t pack_slots;     /* pieces of it that hold one */
+	uint32_t ahead;           /* of those, packed without a grant */
 	struct kvp_rx_legs legs; /* with wants in their queue; served in turns */
 	bool queued;             /* in lane->shares */
 	TAILQ_ENTRY(kvp_share) link;
@@ -504,6 +505,8 @@ const uint8_t *kvp_tx_blob(const struct kvp_tx *tx, const struct kvp_order_chunk
 void kvp_tx_gathered(struct kvp_tx_piece *piece);
 /* Copies the piece into a slot, for all legs that can use the same. False: no slot now. */
 bool kvp_tx_pack(struct kvp_tx_piece *piece);
+/* The piece has its grant, or goes. */
+void kvp_tx_not_ahead(struct kvp_tx_piece *piece);
 void kvp_tx_slot_put(struct kvp_tx_piece *piece);
 void kvp_tx_grant(struct kvp_lane *lane, const struct kvp_wire_grant *msg);
 void kvp_tx_landed(struct kvp_lane *lane, const struct kvp_wire_landed *msg);

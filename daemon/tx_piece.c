@@ -269,6 +269,15 @@ static void fill_slot(struct kvp_tx_piece *rows)
 	fill_gaps(&piece, rows->slot->data);
 }
 
+void kvp_tx_not_ahead(struct kvp_tx_piece *piece)
+{
+	if (!piece->ahead)
+		return;
+	piece->ahead = false;
+	piece->leg->tx->lane->ahead--;
+	piece->leg->link->share->ahead--;
+}
+
 void kvp_tx_slot_put(struct kvp_tx_piece *piece)
 {
 	struct kvp_lane *lane = piece->leg->tx->lane;
@@ -279,9 +288,7 @@ void kvp_tx_slot_put(struct kvp_tx_piece *piece)
 	kvp_ring_put(&lane->pack, piece->slot);
 	piece->slot = NULL;
 	piece->leg->link->share->pack_slots--;
-	if (piece->ahead)
-		lane->ahead--;
-	piece->ahead = false;
+	kvp_tx_not_ahead(piece);
 }
 
 /* The piece uses the slot from now on; without a grant it was packed ahead. */
@@ -295,6 +302,7 @@ static void use_slot(struct kvp_tx_piece *piece, struct kvp_slot *slot)
 		TAILQ_REMOVE(&link->wanted, piece, queue);
 		piece->ahead = true;
 		link->lane->ahead++;
+		link->share->ahead++;
 	}
 	kvp_tx_gathered(piece);
 }
@@ -337,11 +345,15 @@ bool kvp_tx_pack(struct kvp_tx_piece *piece)
 {
 	struct kvp_tx *tx = piece->leg->tx;
 	struct kvp_lane *lane = tx->lane;
+	const struct kvp_share *share = piece->leg->link->share;
 	uint32_t most = KVP_MAX(lane->pack.n / 4, 1u);
 	struct kvp_slot *slot;
 	uint64_t begin_ns;
 
-	if (piece->leg->link->share->pack_slots >= most)
+	/* What is packed ahead waits for grants, and those may wait for granted pieces. */
+	if (piece->state != KVP_TX_WANTED)
+		most += share->ahead;
+	if (share->pack_slots >= most)
 		return false;
 
 	slot = kvp_ring_take(&lane->pack, tx->pool->order->owner_uid, lane->now_ns);

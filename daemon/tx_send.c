@@ -266,9 +266,7 @@ void kvp_tx_grant(struct kvp_lane *lane, const struct kvp_wire_grant *msg)
 
 	if (!piece->slot)
 		TAILQ_REMOVE(&piece->leg->link->wanted, piece, queue);
-	if (piece->ahead)
-		lane->ahead--;
-	piece->ahead = false;
+	kvp_tx_not_ahead(piece);
 	piece->token = msg->token;
 	piece->remote_slot = msg->slot;
 	piece->state = KVP_TX_GRANTED;
