@@ -17,7 +17,7 @@
 #include "client/kvpack.h"
 #include "proto/util.h"
 
-#define RIG_DAEMONS 4u
+#define RIG_DAEMONS 12u
 #define RIG_RANKS 32u
 #define RIG_STAGES 64u
 #define RIG_ENTRIES 64u

@@ -1,0 +1,562 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What a transfer costs, as ratios within one run: packed against raw and against a naive put;
+ * landing against a plain socket stream; local against memcpy; a small chunk against the round
+ * trips it cannot avoid; a chunk with many open rooms against one with few; fairness of senders;
+ * idle wake-ups.
+ *
+ * usage: bench_transfer [packed] [local] [latency] [rooms] [fair] [idle]      (none: all)
+ */
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "tests/support_baseline.h"
+#include "tests/support_rig.h"
+
+#define LAYERS 7u
+#define ROW 576u
+#define PAGE 64u
+#define DESTS 4u
+#define CHUNK 8192u
+#define REPS 5u
+#define SECS 120
+#define FAIR_SENDERS 8u
+#define FAIR_CHUNKS 48u
+#define FEW_ROOMS 10u
+#define MANY_ROOMS 10000u
+#define SMALL_CHUNKS 1500u
+#define ROUNDS 2000u
+
+enum { STAGE_READY, STAGE_GO, STAGE_DONE, STAGE_FIRST, STAGE_COUNT = 16 };
+
+/* Results that the ranks, processes of their own, leave for the parent. */
+static struct results {
+	double secs[REPS];
+	double small[SMALL_CHUNKS];
+	uint64_t raw_rows, pieces;
+} * results;
+
+struct job {
+	struct rig *rig;
+	const struct rig_daemon *own, *other; /* this end's daemon, the senders' daemon */
+	uint32_t tokens;                      /* of a prompt */
+	uint32_t n_dests, sender, n_senders;
+	uint32_t layers, row, reps;
+	uint32_t idle_rooms;
+};
+
+static double gigabytes(const struct job *job)
+{
+	return (double)job->tokens * job->layers * job->row / 1e9;
+}
+
+/* ---- ends ------------------------------------------------------------------------------------ */
+
+static void pool_of(struct rig_pool *pool, const struct job *job, uint32_t pages, uint64_t salt)
+{
+	memset(pool, 0, sizeof(*pool));
+	for (uint32_t i = 0; i < job->layers; i++)
+		(void)rig_pool_entry(pool, i, job->row, PAGE, pages);
+	rig_pool_allocate(pool, "bench", salt);
+}
+
+static void pool_register(struct rig_pool *pool, struct kvp_client *client)
+{
+	struct kvp_pool_desc desc = KVP_POOL_DESC_INIT;
+
+	desc.entries = pool->entries;
+	desc.n_entries = pool->n_entries;
+	desc.fds = &pool->fd;
+	desc.n_fds = 1;
+	RIG_CALL(client, kvp_pool_register(client, &desc, &pool->id));
+}
+
+static kvp_room_id open_room(struct kvp_client *client, const struct job *job, uint32_t pool,
+			     uint64_t room)
+{
+	struct kvp_side_desc side = { .page = PAGE, .dcp_size = 1, .interleave = 1 };
+	struct kvp_open open = KVP_OPEN_INIT;
+	kvp_room_id id;
+
+	open.room = room;
+	open.sender = job->sender;
+	open.pool = pool;
+	open.sides = &side;
+	open.n_sides = 1;
+	RIG_CALL(client, kvp_open(client, &open, NULL, NULL, &id));
+	return id;
+}
+
+static void submit(struct kvp_client *client, kvp_room_id id, const uint32_t *pages, uint64_t start,
+		   uint64_t tokens, bool last)
+{
+	struct kvp_side_desc side = { .page = PAGE, .dcp_size = 1, .interleave = 1 };
+	struct kvp_chunk chunk = KVP_CHUNK_INIT;
+
+	side.pos0 = start;
+	side.pages = pages + start / PAGE;
+	side.n_pages = (uint32_t)KVP_DIV_UP(tokens, PAGE);
+	chunk.start = start;
+	chunk.tokens = tokens;
+	chunk.last = last;
+	chunk.sides = &side;
+	chunk.n_sides = 1;
+	RIG_CALL(client, kvp_submit(client, id, &chunk, NULL, NULL, NULL));
+}
+
+static kvp_room_id expect_room(struct kvp_client *client, const struct job *job,
+			       const struct rig_pool *pool, uint64_t room, uint32_t dest,
+			       const uint32_t *pages)
+{
+	struct kvp_expect_sender sender = { job->other->address, job->sender, job->n_dests,
+					    KVP_ROLE_DATA };
+	struct kvp_side_desc side = { .page = PAGE,
+				      .dcp_size = job->n_dests,
+				      .dcp_rank = dest,
+				      .interleave = 1,
+				      .pages = pages };
+	struct kvp_expect expect = KVP_EXPECT_INIT;
+	kvp_room_id id;
+
+	side.n_pages = (uint32_t)KVP_DIV_UP(job->tokens, PAGE * job->n_dests);
+	expect.room = room;
+	expect.dest = dest;
+	expect.pool = pool->id;
+	expect.sides = &side;
+	expect.n_sides = 1;
+	expect.senders = &sender;
+	expect.n_senders = 1;
+	expect.end = job->tokens;
+	RIG_CALL(client, kvp_expect(client, &expect, NULL, NULL, &id));
+	return id;
+}
+
+/* One prompt after the other to n_dests destinations; times from the first submit to all delivered.
+ */
+static void prefill(void *arg)
+{
+	struct job *job = arg;
+	struct kvp_client *client = rig_client(job->own, "prefill");
+	uint32_t n_pages = (uint32_t)KVP_DIV_UP(job->tokens, PAGE) + 1;
+	KVP_CLEANUP(kvp_freep) uint32_t *pages = calloc(n_pages, sizeof(*pages));
+	struct rig_pool pool;
+
+	pool_of(&pool, job, n_pages, 1);
+	pool_register(&pool, client);
+	rig_pages(pages, n_pages - 1, 1, n_pages, 7);
+	for (uint32_t rep = 0; rep < job->reps; rep++) {
+		kvp_room_id id = open_room(client, job, pool.id, 100 + rep);
+		uint32_t chunks = 0;
+		double start;
+
+		RIG_REQUIRE(!rig_await(client, id, KVP_WAIT_READY, SECS).failed);
+		start = kvp_base_now();
+		for (uint32_t at = 0; at < job->tokens; at += CHUNK, chunks++)
+			submit(client, id, pages, at, KVP_MIN(CHUNK, job->tokens - at),
+			       at + CHUNK >= job->tokens);
+		RIG_REQUIRE(!kvp_room_wait_delivered(client, id, chunks, SECS * 1000));
+		results->secs[rep] = kvp_base_now() - start;
+		RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, SECS).complete);
+		kvp_room_forget(client, id);
+		rig_stage_set(job->rig, STAGE_DONE, rep + 1);
+	}
+	kvp_client_close(client);
+}
+
+static void decode(void *arg)
+{
+	struct job *job = arg;
+	struct kvp_client *client = rig_client(job->own, "decode");
+	uint32_t per_rank = (uint32_t)KVP_DIV_UP(job->tokens, PAGE * job->n_dests);
+	KVP_CLEANUP(kvp_freep) uint32_t *pages = calloc(per_rank, sizeof(*pages));
+	struct rig_pool *pools = calloc(job->n_dests, sizeof(*pools));
+	kvp_room_id ids[DESTS];
+
+	rig_pages(pages, per_rank, 1, per_rank + 1, 9);
+	for (uint32_t d = 0; d < job->n_dests; d++) {
+		pool_of(&pools[d], job, per_rank + 1, 2 + d);
+		pool_register(&pools[d], client);
+	}
+	for (uint32_t rep = 0; rep < job->reps; rep++) {
+		for (uint32_t d = 0; d < job->n_dests; d++)
+			ids[d] = expect_room(client, job, &pools[d], 100 + rep, d, pages);
+		for (uint32_t d = 0; d < job->n_dests; d++) {
+			RIG_REQUIRE(rig_await(client, ids[d], KVP_WAIT_RELEASED, SECS).complete);
+			kvp_room_forget(client, ids[d]);
+		}
+		rig_stage_wait(job->rig, STAGE_DONE, rep + 1, SECS);
+	}
+	free(pools);
+	kvp_client_close(client);
+}
+
+/* Runs the prompts between two daemons, or on one; the median time of a prompt. */
+static double run_prompts(uint32_t tokens, const char *config, bool local)
+{
+	struct rig rig;
+	struct job send = { .rig = &rig,
+			    .tokens = tokens,
+			    .n_dests = DESTS,
+			    .layers = LAYERS,
+			    .row = ROW,
+			    .reps = REPS };
+	struct job receive = send;
+
+	rig_begin(&rig);
+	send.own = rig_daemon_start(&rig, "prefill", config);
+	receive.own = local ? send.own : rig_daemon_start(&rig, "decode", config);
+	receive.other = send.own;
+	rig_rank_start(&rig, "decode", decode, &receive);
+	rig_rank_start(&rig, "prefill", prefill, &send);
+	rig_ranks_join(&rig, SECS);
+	rig_end(&rig);
+	rig_remove(&rig);
+	return kvp_base_median(results->secs, REPS);
+}
+
+static struct kvp_base_job baseline(uint32_t tokens)
+{
+	return (struct kvp_base_job){ .pool_bytes = (uint64_t)tokens * LAYERS * ROW,
+				      .rows = (uint64_t)tokens * LAYERS,
+				      .row_bytes = ROW,
+				      .n_dests = DESTS,
+				      .repetitions = REPS };
+}
+
+/* ---- sections -------------------------------------------------------------------------------- */
+
+static void bench_packed(void)
+{
+	static const uint32_t tokens[] = { 4096, 32768, 131072 };
+
+	puts("landing over tcp, 7 entries of 576 bytes, pages of 64, one sender, DCP 4, chunks of "
+	     "8192");
+	puts("tokens  bytes MB  packed ms   GB/s  raw ms  put ms  stream ms  raw/packed  "
+	     "put/packed  "
+	     "stream/packed");
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(tokens); i++) {
+		struct kvp_base_job base = baseline(tokens[i]);
+		struct job job = { .tokens = tokens[i], .layers = LAYERS, .row = ROW };
+		double put[REPS], stream[REPS], packed, raw, stream_s, put_s;
+
+		RIG_REQUIRE(!kvp_base_stream(&base, stream));
+		packed = run_prompts(tokens[i], NULL, false);
+		RIG_REQUIRE(!kvp_base_put(&base, put));
+		raw = run_prompts(tokens[i], "[lane]\npack = off\n", false);
+		stream_s = kvp_base_median(stream, REPS);
+		put_s = kvp_base_median(put, REPS);
+		printf("%6u  %8.1f  %9.2f  %5.2f  %6.1f  %6.1f  %9.2f  %10.2f  %10.2f  %13.2f\n",
+		       tokens[i], gigabytes(&job) * 1e3, packed * 1e3, gigabytes(&job) / packed,
+		       raw * 1e3, put_s * 1e3, stream_s * 1e3, raw / packed, put_s / packed,
+		       stream_s / packed);
+		fflush(stdout);
+	}
+}
+
+static void bench_local(void)
+{
+	static const uint32_t tokens[] = { 32768, 131072 };
+
+	puts("local mode, the same prompt, both ends on one daemon");
+	puts("tokens  local ms   GB/s  memcpy ms  memcpy/local");
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(tokens); i++) {
+		struct kvp_base_job base = baseline(tokens[i]);
+		struct job job = { .tokens = tokens[i], .layers = LAYERS, .row = ROW };
+		double copies[REPS], copy_s, local;
+
+		local = run_prompts(tokens[i], NULL, true);
+		RIG_REQUIRE(!kvp_base_memcpy(&base, copies));
+		copy_s = kvp_base_median(copies, REPS);
+		printf("%6u  %8.2f  %5.2f  %9.2f  %12.2f\n", tokens[i], local * 1e3,
+		       gigabytes(&job) / local, copy_s * 1e3, copy_s / local);
+	}
+}
+
+/* Small chunks one after the other; each time from submit to delivered. */
+static void prefill_small(void *arg)
+{
+	struct job *job = arg;
+	struct kvp_client *client = rig_client(job->own, "prefill");
+	uint32_t n_pages = SMALL_CHUNKS;
+	KVP_CLEANUP(kvp_freep) uint32_t *pages = calloc(n_pages, sizeof(*pages));
+	struct rig_pool pool;
+	kvp_room_id id;
+
+	pool_of(&pool, job, n_pages + 1, 1);
+	pool_register(&pool, client);
+	rig_pages(pages, n_pages, 1, n_pages + 1, 7);
+	id = open_room(client, job, pool.id, 1);
+	RIG_REQUIRE(!rig_await(client, id, KVP_WAIT_READY, SECS).failed);
+	for (uint32_t i = 0; i < SMALL_CHUNKS; i++) {
+		double start = kvp_base_now();
+
+		submit(client, id, pages, (uint64_t)i * PAGE, PAGE, i + 1 == SMALL_CHUNKS);
+		RIG_REQUIRE(!kvp_room_wait_delivered(client, id, i + 1, SECS * 1000));
+		results->small[i] = kvp_base_now() - start;
+	}
+	RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, SECS).complete);
+	rig_stage_set(job->rig, STAGE_DONE, 1);
+	kvp_client_close(client);
+}
+
+/* The room of the small chunks, among idle ones that wait for a prefill that never comes. */
+static void decode_small(void *arg)
+{
+	struct job *job = arg;
+	struct kvp_client *client = rig_client(job->own, "decode");
+	uint32_t n_pages = SMALL_CHUNKS + job->idle_rooms;
+	KVP_CLEANUP(kvp_freep) uint32_t *pages = calloc(n_pages, sizeof(*pages));
+	struct job idle = *job;
+	struct rig_pool pool;
+	kvp_room_id id;
+
+	idle.tokens = PAGE;
+	pool_of(&pool, job, n_pages + 1, 2);
+	pool_register(&pool, client);
+	rig_pages(pages, n_pages, 1, n_pages + 1, 9);
+	for (uint32_t i = 0; i < job->idle_rooms; i++)
+		(void)expect_room(client, &idle, &pool, 1000 + i, 0, pages + SMALL_CHUNKS + i);
+	id = expect_room(client, job, &pool, 1, 0, pages);
+	rig_stage_set(job->rig, STAGE_READY, 1);
+	RIG_REQUIRE(rig_await(client, id, KVP_WAIT_TERMINAL, SECS).complete);
+	rig_stage_wait(job->rig, STAGE_DONE, 1, SECS);
+	kvp_client_close(client);
+}
+
+/* p50 of a 64-token chunk, submit to delivered, with idle rooms beside it. */
+static double run_small(uint32_t idle_rooms, uint32_t layers, uint32_t row)
+{
+	struct rig rig;
+	struct job send = { .rig = &rig,
+			    .tokens = SMALL_CHUNKS * PAGE,
+			    .n_dests = 1,
+			    .layers = layers,
+			    .row = row,
+			    .idle_rooms = idle_rooms };
+	struct job receive = send;
+
+	rig_begin(&rig);
+	send.own = rig_daemon_start(&rig, "prefill", NULL);
+	receive.own = rig_daemon_start(&rig, "decode", NULL);
+	receive.other = send.own;
+	rig_rank_start(&rig, "decode", decode_small, &receive);
+	rig_stage_wait(&rig, STAGE_READY, 1, SECS);
+	rig_rank_start(&rig, "prefill", prefill_small, &send);
+	rig_ranks_join(&rig, SECS);
+	rig_end(&rig);
+	rig_remove(&rig);
+	return kvp_base_median(results->small, SMALL_CHUNKS);
+}
+
+static void bench_latency(void)
+{
+	struct kvp_base_job base = { .pool_bytes = 64 << 20,
+				     .rows = (uint64_t)PAGE * LAYERS,
+				     .row_bytes = ROW,
+				     .n_dests = 1,
+				     .repetitions = REPS };
+	double unix_rtt, tcp_rtt, copies[REPS], copy, chunk;
+
+	RIG_REQUIRE(!kvp_base_pingpong_unix(ROUNDS, &unix_rtt));
+	RIG_REQUIRE(!kvp_base_pingpong_tcp(ROUNDS, &tcp_rtt));
+	RIG_REQUIRE(!kvp_base_memcpy(&base, copies));
+	copy = kvp_base_median(copies, REPS);
+	chunk = run_small(0, LAYERS, ROW);
+	puts("one 64-token page of 7 x 576 bytes, p50; delivered comes after the first byte");
+	puts("submit to delivered us  socket us  control us  memcpy us  chunk/(sum)");
+	printf("%22.1f  %9.1f  %10.1f  %9.1f  %11.2f\n", chunk * 1e6, unix_rtt * 1e6, tcp_rtt * 1e6,
+	       copy * 1e6, chunk / (unix_rtt + tcp_rtt + copy));
+}
+
+static void bench_rooms(void)
+{
+	double few[3], many[3];
+
+	for (uint32_t i = 0; i < 3; i++) {
+		few[i] = run_small(FEW_ROOMS, 1, 64);
+		many[i] = run_small(MANY_ROOMS, 1, 64);
+	}
+	printf("chunk with %u open rooms %.1f us, with %u %.1f us, p50, medians of 3 in turns: "
+	       "ratio "
+	       "%.2f\n",
+	       FEW_ROOMS, kvp_base_median(few, 3) * 1e6, MANY_ROOMS, kvp_base_median(many, 3) * 1e6,
+	       kvp_base_median(many, 3) / kvp_base_median(few, 3));
+}
+
+/* ---- fairness: each sender on a daemon of its own, all into one receiver ----------------------
+ */
+
+static void prefill_fair(void *arg)
+{
+	struct job *job = arg;
+	struct kvp_client *client = rig_client(job->own, "prefill");
+	uint32_t n_pages = CHUNK / PAGE * 2;
+	KVP_CLEANUP(kvp_freep) uint32_t *pages = calloc(job->tokens / PAGE, sizeof(*pages));
+	struct rig_pool pool;
+	kvp_room_id id;
+
+	pool_of(&pool, job, n_pages, 1);
+	pool_register(&pool, client);
+	for (uint32_t i = 0; i < job->tokens / PAGE; i++)
+		pages[i] = i % n_pages;
+	id = open_room(client, job, pool.id, 1 + job->sender);
+	RIG_REQUIRE(!rig_await(client, id, KVP_WAIT_READY, SECS).failed);
+	rig_stage_set(job->rig, STAGE_COUNT + FAIR_SENDERS + job->sender, 1);
+	rig_stage_wait(job->rig, STAGE_GO, 1, SECS);
+	for (uint32_t i = 0; i < FAIR_CHUNKS; i++)
+		submit(client, id, pages, (uint64_t)i * CHUNK / 4, CHUNK / 4, i + 1 == FAIR_CHUNKS);
+	for (uint32_t i = 1; i <= FAIR_CHUNKS; i++) {
+		RIG_REQUIRE(!kvp_room_wait_delivered(client, id, i, SECS * 1000));
+		if (!rig_stage_get(job->rig, STAGE_FIRST))
+			rig_stage_set(job->rig, STAGE_COUNT + job->sender,
+				      rig_state(client, id).delivered);
+	}
+	rig_stage_set(job->rig, STAGE_FIRST, 1);
+	RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, SECS).complete);
+	kvp_client_close(client);
+}
+
+static void decode_fair(void *arg)
+{
+	struct job *job = arg;
+	struct kvp_client *client = rig_client(job->own, "decode");
+	uint32_t n_pages = job->tokens / PAGE;
+	KVP_CLEANUP(kvp_freep) uint32_t *pages = calloc(n_pages, sizeof(*pages));
+	struct rig_pool pool;
+	kvp_room_id id;
+
+	pool_of(&pool, job, n_pages + 1, 2);
+	pool_register(&pool, client);
+	rig_pages(pages, n_pages, 1, n_pages + 1, 9);
+	id = expect_room(client, job, &pool, 1 + job->sender, 0, pages);
+	RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, SECS).complete);
+	kvp_client_close(client);
+}
+
+static void bench_fair(void)
+{
+	struct rig rig;
+	struct job send[FAIR_SENDERS], receive[FAIR_SENDERS];
+	const struct rig_daemon *decode_node;
+	uint64_t least = UINT64_MAX, most = 0;
+
+	rig_begin(&rig);
+	decode_node = rig_daemon_start(&rig, "decode", NULL);
+	for (uint32_t i = 0; i < FAIR_SENDERS; i++) {
+		char name[16];
+
+		snprintf(name, sizeof(name), "prefill%u", i);
+		send[i] = (struct job){ .rig = &rig,
+					.tokens = FAIR_CHUNKS * CHUNK / 4,
+					.n_dests = 1,
+					.sender = i,
+					.layers = LAYERS,
+					.row = ROW };
+		send[i].own = rig_daemon_start(&rig, name, NULL);
+		receive[i] = send[i];
+		receive[i].own = decode_node;
+		receive[i].other = send[i].own;
+		rig_rank_start(&rig, "decode", decode_fair, &receive[i]);
+		rig_rank_start(&rig, "prefill", prefill_fair, &send[i]);
+	}
+	for (uint32_t i = 0; i < FAIR_SENDERS; i++)
+		rig_stage_wait(&rig, STAGE_COUNT + FAIR_SENDERS + i, 1, SECS);
+	rig_stage_set(&rig, STAGE_GO, 1);
+	rig_stage_wait(&rig, STAGE_FIRST, 1, SECS);
+	for (uint32_t i = 0; i < FAIR_SENDERS; i++) {
+		uint64_t n = rig_stage_get(&rig, STAGE_COUNT + i);
+
+		least = KVP_MIN(least, n);
+		most = KVP_MAX(most, n);
+	}
+	rig_ranks_join(&rig, SECS);
+	rig_end(&rig);
+	rig_remove(&rig);
+	printf("%u senders on daemons of their own into one receiver: when the first has delivered "
+	       "all "
+	       "%u chunks, the last has %llu: ratio %.2f\n",
+	       FAIR_SENDERS, FAIR_CHUNKS, (unsigned long long)least, (double)least / (double)most);
+}
+
+/* ---- idle ------------------------------------------------------------------------------------ */
+
+/* Context switches of all threads of a process so far: each wake-up costs at least one. */
+static uint64_t switches(pid_t pid)
+{
+	char path[64];
+	uint64_t sum = 0;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
+	dir = opendir(path);
+	RIG_REQUIRE(dir);
+	for (const struct dirent *e = readdir(dir); e; e = readdir(dir)) {
+		char line[128], file[352];
+		FILE *status;
+
+		if (e->d_name[0] == '.')
+			continue;
+		snprintf(file, sizeof(file), "%s/%s/status", path, e->d_name);
+		status = fopen(file, "re");
+		while (status && fgets(line, sizeof(line), status)) {
+			const char *at = strstr(line, "ctxt_switches:");
+
+			if (at)
+				sum += strtoull(at + strlen("ctxt_switches:"), NULL, 10);
+		}
+		if (status)
+			(void)fclose(status);
+	}
+	(void)closedir(dir);
+	return sum;
+}
+
+static void bench_idle(void)
+{
+	struct rig rig;
+	const struct rig_daemon *daemon;
+	uint64_t before;
+
+	rig_begin(&rig);
+	daemon = rig_daemon_start(&rig, "idle", NULL);
+	rig_sleep_ms(1500); /* what the greeting left is over */
+	before = switches(daemon->pid);
+	rig_sleep_ms(10000);
+	printf("idle daemon without peers: %llu wake-ups in 10 s\n",
+	       (unsigned long long)(switches(daemon->pid) - before));
+	rig_end(&rig);
+	rig_remove(&rig);
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+
+int main(int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		void (*run)(void);
+	} sections[] = {
+		{ "packed", bench_packed }, { "local", bench_local }, { "latency", bench_latency },
+		{ "rooms", bench_rooms },   { "fair", bench_fair },   { "idle", bench_idle },
+	};
+
+	results = mmap(NULL, sizeof(*results), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+		       -1, 0);
+	RIG_REQUIRE(results != MAP_FAILED);
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(sections); i++) {
+		bool wanted = argc == 1;
+
+		for (int k = 1; k < argc; k++)
+			wanted = wanted || !strcmp(argv[k], sections[i].name);
+		if (wanted)
+			sections[i].run();
+		fflush(stdout);
+	}
+	return 0;
+}
