@@ -81,14 +81,18 @@ static void batch_move(struct kvp_tx *tx, struct batch *batch)
 		.start = batch->pieces[0].start,
 		.tokens = batch->pieces[0].tokens,
 	};
+	struct kvp_leg_geom geoms[KVP_MOVE_TOGETHER];
 	struct kvp_move moves[KVP_MOVE_TOGETHER];
 
 	for (uint32_t i = 0; i < batch->n; i++) {
 		const struct kvp_rx_leg *to = batch->pieces[i].leg;
 
 		kvp_tx_sides(batch->legs[i], chunk, sides);
+		/* Each end knows the addresses and strides of its own entries only. */
+		geoms[i] = to->geom.geom;
+		geoms[i].src = batch->legs[i]->order->leg.geom.src;
 		moves[i] = (struct kvp_move){
-			.leg = &to->geom.geom,
+			.leg = &geoms[i],
 			.dst = { to->rx->pool->order->fd_maps, to->rx->order->sides },
 		};
 	}
