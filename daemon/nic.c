@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/nic.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "proto/util.h"
+
+static bool is_v4(const union ibv_gid *gid)
+{
+	static const uint8_t prefix[12] = { [10] = 0xff, [11] = 0xff };
+
+	return memcmp(gid->raw, prefix, sizeof(prefix)) == 0;
+}
+
+const char *kvp_nic_gid_text(const union ibv_gid *gid, char *buf, size_t bytes)
+{
+	const char *text = is_v4(gid) ? inet_ntop(AF_INET, gid->raw + 12, buf, (socklen_t)bytes)
+				      : inet_ntop(AF_INET6, gid->raw, buf, (socklen_t)bytes);
+
+	return text ? text : "?";
+}
+
+int kvp_nic_gid_rank(const struct ibv_gid_entry *entry)
+{
+	static const union ibv_gid none;
+	bool link_local = entry->gid.raw[0] == 0xfe && (entry->gid.raw[1] & 0xc0) == 0x80;
+
+	if (entry->gid_type != IBV_GID_TYPE_ROCE_V2 || link_local ||
+	    memcmp(&entry->gid, &none, sizeof(none)) == 0)
+		return 0;
+	return is_v4(&entry->gid) ? 2 : 1;
+}
+
+unsigned kvp_nic_distance(const char *a, const char *b)
+{
+	size_t common = 0;
+	unsigned hops = 0;
+
+	for (size_t i = 0;; i++) {
+		bool end_a = a[i] == '/' || a[i] == '\0';
+		bool end_b = b[i] == '/' || b[i] == '\0';
+
+		if (end_a && end_b)
+			common = i;
+		if (a[i] != b[i] || a[i] == '\0')
+			break;
+	}
+	for (const char *p = a + common; *p; p++)
+		hops += *p == '/';
+	for (const char *p = b + common; *p; p++)
+		hops += *p == '/';
+	return hops;
+}
+
+uint64_t kvp_nic_memlock(void)
+{
+	struct rlimit limit;
+
+	if (geteuid() == 0 || getrlimit(RLIMIT_MEMLOCK, &limit) < 0 ||
+	    limit.rlim_cur == RLIM_INFINITY)
+		return UINT64_MAX;
+	return limit.rlim_cur;
+}
+
+static unsigned distance_to(const char *device, const char *near)
+{
+	char link[PATH_MAX];
+	char nic_path[PATH_MAX], near_path[PATH_MAX];
+
+	if (!near || !near[0])
+		return UINT_MAX;
+
+	(void)snprintf(link, sizeof(link), "/sys/class/infiniband/%s/device", device); /* fits */
+	if (!realpath(link, nic_path))
+		return UINT_MAX;
+	(void)snprintf(link, sizeof(link), "/sys/bus/pci/devices/%s", near); /* cut: not found */
+	if (!realpath(link, near_path))
+		return UINT_MAX;
+	return kvp_nic_distance(nic_path, near_path);
+}
+
+static bool listed(const char *list, const char *name)
+{
+	size_t bytes = strlen(name);
+
+	while (list && *list) {
+		size_t n = strcspn(list, ", ");
+
+		if (n == bytes && strncmp(list, name, n) == 0)
+			return true;
+		list += n;
+		list += strspn(list, ", ");
+	}
+	return false;
+}
+
+/* On Ethernet: the GID asked for, or the best. */
+static int choose_gid(struct kvp_nic *nic, struct ibv_context *context, int wish, int n_gids)
+{
+	int best = 0;
+
+	for (int i = 0; i < n_gids; i++) {
+		struct ibv_gid_entry entry;
+		int rank;
+
+		if ((wish >= 0 && i != wish) ||
+		    ibv_query_gid_ex(context, nic->port, (uint32_t)i, &entry, 0) != 0)
+			continue;
+		rank = kvp_nic_gid_rank(&entry);
+		if (rank <= best)
+			continue;
+		best = rank;
+		nic->gid_index = i;
+		nic->gid = entry.gid;
+	}
+	return best > 0 ? 0 : -EADDRNOTAVAIL;
+}
+
+static int look_at_port(struct kvp_nic *nic, struct ibv_context *context, uint8_t port,
+			const struct kvp_nic_wish *wish, char *why, size_t why_bytes)
+{
+	struct ibv_port_attr attr;
+	int err = ibv_query_port(context, port, &attr);
+
+	if (err) {
+		(void)snprintf(why, why_bytes, "port %u: %s", port, strerror(err));
+		return -err;
+	}
+	if (attr.state != IBV_PORT_ACTIVE) {
+		(void)snprintf(why, why_bytes, "port %u is %s", port,
+			       ibv_port_state_str(attr.state));
+		return -ENETDOWN;
+	}
+
+	nic->port = port;
+	nic->lid = attr.lid;
+	nic->mtu = attr.active_mtu;
+	nic->max_msg_bytes = attr.max_msg_sz;
+	nic->ethernet = attr.link_layer == IBV_LINK_LAYER_ETHERNET;
+	if (nic->ethernet) {
+		if (choose_gid(nic, context, wish->gid_index, attr.gid_tbl_len) == 0)
+			return 0;
+		(void)snprintf(why, why_bytes, "port %u has no RoCE v2 GID%s", port,
+			       wish->gid_index >= 0 ? " at that index"
+						    : " besides link-local ones");
+		return -EADDRNOTAVAIL;
+	}
+	nic->gid_index = wish->gid_index >= 0 ? wish->gid_index : 0;
+	return ibv_query_gid(context, port, nic->gid_index, &nic->gid) == 0 ? 0 : -EADDRNOTAVAIL;
+}
+
+static int look_at_device(struct kvp_nic *nic, struct ibv_context *context,
+			  const struct kvp_nic_wish *wish, char *why, size_t why_bytes)
+{
+	struct ibv_device_attr attr;
+	int r = ibv_query_device(context, &attr);
+
+	if (r) {
+		(void)snprintf(why, why_bytes, "%s", strerror(r));
+		return -r;
+	}
+	if (wish->port)
+		return look_at_port(nic, context, wish->port, wish, why, why_bytes);
+
+	r = -ENODEV;
+	for (uint8_t port = 1; r < 0 && port <= attr.phys_port_cnt; port++)
+		r = look_at_port(nic, context, port, wish, why, why_bytes);
+	return r;
+}
+
+static void keep_sorted(struct kvp_nic *nics, int *n, const struct kvp_nic *nic)
+{
+	int i = *n;
+
+	if (*n == (int)KVP_NIC_MAX)
+		return;
+	for (; i > 0 && nics[i - 1].distance > nic->distance; i--)
+		nics[i] = nics[i - 1];
+	nics[i] = *nic;
+	++*n;
+}
+
+static void look_at(struct ibv_device *device, struct kvp_nic *nics, int *n,
+		    const struct kvp_nic_wish *wish, char *err, size_t err_bytes)
+{
+	const char *name = ibv_get_device_name(device);
+	struct kvp_nic nic = { .gid_index = 0 };
+	char why[96] = "cannot be opened";
+	struct ibv_context *context;
+	size_t used = strlen(err);
+	int r = -ENODEV;
+
+	if (listed(wish->exclude, name) || (wish->device[0] && strcmp(wish->device, name) != 0))
+		return;
+
+	(void)snprintf(nic.device, sizeof(nic.device), "%s", name); /* the kernel's limit is ours */
+	context = ibv_open_device(device);
+	if (context) {
+		r = look_at_device(&nic, context, wish, why, sizeof(why));
+		(void)ibv_close_device(context);
+	}
+	if (r < 0) {
+		(void)snprintf(err + used, err_bytes - used, "%s%s: %s", used ? "; " : "", name,
+			       why); /* cut texts are fine */
+		return;
+	}
+	nic.distance = distance_to(name, wish->near);
+	keep_sorted(nics, n, &nic);
+}
+
+int kvp_nic_list(struct kvp_nic *nics, const struct kvp_nic_wish *wish, char *err, size_t err_bytes)
+{
+	int n_devices = 0, n = 0;
+	struct ibv_device **list = ibv_get_device_list(&n_devices);
+
+	err[0] = '\0';
+	if (!list)
+		n_devices = 0;
+	for (int i = 0; i < n_devices; i++)
+		look_at(list[i], nics, &n, wish, err, err_bytes);
+	if (list)
+		ibv_free_device_list(list);
+	if (n == 0 && err[0] == '\0')
+		(void)snprintf(err, err_bytes, "no RDMA device%s%s among %d",
+			       wish->device[0] ? " " : "", wish->device, n_devices);
+	return n;
+}
+
+int kvp_nic_open(struct kvp_nic *nic, struct ibv_context **out, const struct kvp_nic_wish *wish,
+		 char *err, size_t err_bytes)
+{
+	struct kvp_nic nics[KVP_NIC_MAX];
+	int n = kvp_nic_list(nics, wish, err, err_bytes);
+	struct ibv_device **list;
+	struct ibv_context *context = NULL;
+
+	if (n == 0)
+		return -ENODEV;
+
+	list = ibv_get_device_list(NULL);
+	for (size_t i = 0; list && list[i] && !context; i++) {
+		if (strcmp(ibv_get_device_name(list[i]), nics[0].device) == 0)
+			context = ibv_open_device(list[i]);
+	}
+	if (list)
+		ibv_free_device_list(list);
+	if (!context) {
+		(void)snprintf(err, err_bytes, "%s cannot be opened", nics[0].device);
+		return -ENODEV;
+	}
+	*nic = nics[0];
+	*out = context;
+	return 0;
+}

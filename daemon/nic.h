@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Choice of an RDMA device, its port and its GID: by configuration, or the usable one that is
+ * nearest to a PCI device. Usable is a port that is active and, on Ethernet, has a RoCE v2 GID that
+ * is not link-local.
+ */
+
+#include <infiniband/verbs.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define KVP_NIC_NAME_MAX 64u
+#define KVP_NIC_MAX 16u
+
+struct kvp_nic_wish {
+	const char *device;  /* name, or "" for a choice */
+	const char *exclude; /* names separated by commas, or "" */
+	const char *near;    /* PCI address such as "0000:3b:00.0" to be near to, or "" */
+	uint8_t port;        /* 0: the first that is usable */
+	int gid_index;       /* -1: a choice */
+};
+
+struct kvp_nic {
+	char device[KVP_NIC_NAME_MAX];
+	uint8_t port;
+	int gid_index;
+	union ibv_gid gid;
+	uint16_t lid; /* InfiniBand; 0 on Ethernet */
+	bool ethernet;
+	enum ibv_mtu mtu; /* active */
+	uint32_t max_msg_bytes;
+	unsigned distance; /* PCI hops to `near`, UINT_MAX: unknown */
+};
+
+/*
+ * Opens the chosen device. On failure `err` says in words what is wrong with which device.
+ * Returns 0 and the context, which the caller closes; -ENODEV: nothing usable.
+ */
+int kvp_nic_open(struct kvp_nic *nic, struct ibv_context **out, const struct kvp_nic_wish *wish,
+		 char *err, size_t err_bytes);
+
+/* All usable ones, nearest first, at most KVP_NIC_MAX; returns how many. */
+int kvp_nic_list(struct kvp_nic *nics, const struct kvp_nic_wish *wish, char *err,
+		 size_t err_bytes);
+
+/* PCI hops between two paths below /sys/devices: what one must climb and descend. */
+unsigned kvp_nic_distance(const char *a, const char *b);
+
+/* A GID that packets can be sent from: 2 best (IPv4), 1 good, 0 unusable. */
+int kvp_nic_gid_rank(const struct ibv_gid_entry *entry);
+
+/* "10.0.0.1" or "fd00::1". */
+const char *kvp_nic_gid_text(const union ibv_gid *gid, char *buf, size_t bytes);
+
+/* The locked-memory limit in bytes, UINT64_MAX without one (also for root). */
+uint64_t kvp_nic_memlock(void);
