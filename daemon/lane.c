@@ -213,6 +213,35 @@ static void run(struct kvp_lane *lane)
 	}
 }
 
+/* A transport that writes into the peer's memory has to know ours. */
+static int tell_memory(struct kvp_lane *lane)
+{
+	const struct kvp_net_ops *net = lane->config.net;
+	const struct kvp_net_memory pack = {
+		.base = lane->pack.base,
+		.stride = lane->pack.stride,
+		.n = lane->pack.n,
+	};
+	const struct kvp_net_memory land = {
+		.base = lane->land.base,
+		.stride = lane->land.stride,
+		.n = lane->land.n,
+		.landing = true,
+	};
+	int r;
+
+	if (!net->put)
+		return 0;
+
+	r = net->memory(lane->net, &pack, lane->start_err, sizeof(lane->start_err));
+	if (r == 0)
+		r = net->memory(lane->net, &land, lane->start_err, sizeof(lane->start_err));
+	for (uint32_t i = 0; r == 0 && i < lane->land.n; i++)
+		r = net->expose(lane->net, lane->land.slots[i].data, lane->land.slot_bytes,
+				&lane->land_keys[i]);
+	return r;
+}
+
 static int open_net(struct kvp_lane *lane)
 {
 	const struct kvp_net_config config = {
@@ -221,6 +250,7 @@ static int open_net(struct kvp_lane *lane)
 		.interface = lane->config.interface,
 		.port_lo = lane->config.port_lo,
 		.port_hi = lane->config.port_hi,
+		.verbs = lane->config.verbs,
 	};
 	int r;
 
@@ -230,6 +260,8 @@ static int open_net(struct kvp_lane *lane)
 	lane->now_ns = kvp_lane_now();
 	kvp_lane_call(lane, "transport open");
 	r = lane->config.net->open(&lane->net, &config, lane->start_err, sizeof(lane->start_err));
+	if (r == 0)
+		r = tell_memory(lane);
 	kvp_lane_call(lane, NULL);
 	if (r < 0)
 		return r;
@@ -292,6 +324,7 @@ static void lane_free(struct kvp_lane *lane)
 	free(lane->rx_pool);
 	free(lane->tx_pool);
 	free(lane->parts);
+	free(lane->land_keys);
 	(void)sem_destroy(&lane->started); /* nobody waits */
 	free(lane);
 }
@@ -315,13 +348,15 @@ static int init_memory(struct kvp_lane *lane)
 	lane->rx_pool = calloc(KVP_LANE_RX_PIECES, sizeof(*lane->rx_pool));
 	lane->tx_pool = calloc(KVP_LANE_TX_PIECES, sizeof(*lane->tx_pool));
 	lane->parts = calloc(KVP_PAIRS_MAX, sizeof(*lane->parts));
-	if (!lane->rx_pool || !lane->tx_pool || !lane->parts)
+	lane->land_keys = calloc(lane->config.slots, sizeof(*lane->land_keys));
+	if (!lane->rx_pool || !lane->tx_pool || !lane->parts || !lane->land_keys)
 		return -ENOMEM;
 
-	r = kvp_ring_init(&lane->pack, lane->config.slots, lane->config.slot_bytes);
+	r = kvp_ring_init(&lane->pack, lane->config.slots, lane->config.slot_bytes, 0);
 	if (r < 0)
 		return r;
-	return kvp_ring_init(&lane->land, lane->config.slots, lane->config.slot_bytes);
+	return kvp_ring_init(&lane->land, lane->config.slots, lane->config.slot_bytes,
+			     lane->config.net && lane->config.net->put ? KVP_NET_TAIL_BYTES : 0);
 }
 
 static void init_lists(struct kvp_lane *lane)

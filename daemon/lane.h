@@ -202,6 +202,7 @@ struct kvp_lane_config {
 	const struct kvp_net_ops *net; /* NULL: local mode only, no transport is opened */
 	const char *interface;
 	uint16_t port_lo, port_hi;
+	const struct kvp_net_verbs_config *verbs; /* borrowed, for that transport */
 	/* Boards are pushed here. Called on the lane's thread. */
 	struct kvp_inbox *loop;
 };

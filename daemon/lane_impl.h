@@ -116,9 +116,10 @@ struct kvp_link {
 	bool full;  /* the transport takes nothing until it has progressed */
 	/* receiver */
 	uint32_t wants_queued;
-	struct kvp_rx_pieces landed; /* LANDED to be sent */
-	struct kvp_rx_legs refusals; /* REFUSE to be sent */
-	struct kvp_rx_legs rx_legs;  /* all that answer here */
+	struct kvp_rx_pieces landed;  /* LANDED to be sent */
+	struct kvp_rx_pieces at_risk; /* slots that the peer may still write into */
+	struct kvp_rx_legs refusals;  /* REFUSE to be sent */
+	struct kvp_rx_legs rx_legs;   /* all that answer here */
 	/* sender */
 	uint32_t wants_out;           /* wants without a grant */
 	uint32_t sending;             /* payloads in the transport's hands */
@@ -139,6 +140,8 @@ enum kvp_rx_piece_state {
 	KVP_RX_HERE,    /* kept before the scatter by a test point */
 	KVP_RX_LANDED,  /* until LANDED is sent, and until the leg's older pieces have landed */
 	KVP_RX_ORPHAN,  /* its rx is over; until the transport lets go of the slot */
+	KVP_RX_AT_RISK, /* its rx is over, and the sender may still write into the slot by itself;
+			 * until its data, its RETURN or the end of its endpoint */
 };
 
 struct kvp_rx_piece {
@@ -157,13 +160,17 @@ struct kvp_rx_piece {
 	uint32_t part_row;           /* ... and its bytes */
 	uint64_t start;              /* ROWS: first position; SEGMENT, META: offset */
 	uint64_t bytes;
-	uint64_t given, got; /* bytes announced by messages, bytes here */
-	uint64_t need;       /* bytes that are to come; 0: no message yet */
+	uint64_t generation; /* AT_RISK: whose it was */
+	uint32_t sender;
+	struct kvp_link *link; /* AT_RISK: that the sender's messages come for */
+	uint64_t given, got;   /* bytes announced by messages, bytes here */
+	uint64_t need;         /* bytes that are to come; 0: no message yet */
 	uint64_t cookie;
 	uint64_t since_ns;
 	uint64_t set[KVP_LANE_MASK_WORDS];
 	TAILQ_ENTRY(kvp_rx_piece) order; /* leg->order: as wanted; also the free list */
-	TAILQ_ENTRY(kvp_rx_piece) queue; /* leg->queued, lane->rx_here, link->landed */
+	/* leg->queued, lane->rx_here, link->landed, link->at_risk */
+	TAILQ_ENTRY(kvp_rx_piece) queue;
 };
 
 /* The chunk that a leg's wants belong to now. */
@@ -240,6 +247,7 @@ struct kvp_tx_piece {
 	uint32_t sends;   /* in the transport's hands */
 	uint32_t nonce;   /* high half of the cookie */
 	uint32_t remote_slot;
+	struct kvp_net_key remote_key;
 	uint64_t token;
 	uint64_t start; /* ROWS: first position; SEGMENT, META: offset */
 	uint64_t bytes, total;
@@ -315,6 +323,7 @@ struct kvp_lane {
 
 	uint64_t now_ns; /* once a turn, and after long work */
 	struct kvp_ring pack, land;
+	struct kvp_net_key *land_keys; /* owned, by slot; zeroes if the transport has none */
 	struct kvp_table pools, fences, eps, shares_by_id, rxs, txs;
 	struct kvp_links links;
 	uint32_t links_closing;
@@ -461,6 +470,9 @@ struct kvp_rx_piece *kvp_rx_piece_take(struct kvp_lane *lane);
 void kvp_rx_piece_put(struct kvp_lane *lane, struct kvp_rx_piece *piece);
 /* Gives the landing slot back, if the piece has one. */
 void kvp_rx_slot_put(struct kvp_lane *lane, struct kvp_rx_piece *piece);
+/* Slots that the peer may have written into until now are safe: those of one sender of a
+ * generation, or (generation 0) all of the link. */
+void kvp_rx_safe(struct kvp_link *link, uint64_t generation, uint32_t sender);
 /* The leg has no want in its queue any more. */
 void kvp_rx_share_forget(struct kvp_rx_leg *leg);
 /* Steps of the turn; each returns how much was done. */

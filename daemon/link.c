@@ -79,6 +79,7 @@ static void link_over(struct kvp_link *link)
 		kvp_rx_leg_unlink(rx_leg);
 	while ((tx_leg = TAILQ_FIRST(&link->tx_legs)))
 		kvp_tx_leg_unlink(tx_leg);
+	kvp_rx_safe(link, 0, 0);
 	link_free(link);
 	kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
 }
@@ -146,6 +147,7 @@ void kvp_link_add(struct kvp_lane *lane, struct kvp_order_ep *order)
 	link->share = share;
 	link->node.id = board->id;
 	TAILQ_INIT(&link->landed);
+	TAILQ_INIT(&link->at_risk);
 	TAILQ_INIT(&link->refusals);
 	TAILQ_INIT(&link->rx_legs);
 	TAILQ_INIT(&link->ready);

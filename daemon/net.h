@@ -21,6 +21,8 @@
 
 #define KVP_NET_HDR_MAX 256u
 #define KVP_NET_ADDR_MAX 4096u
+/* Behind each landing place a transport that writes into the peer's memory needs so many bytes. */
+#define KVP_NET_TAIL_BYTES 64u
 
 struct kvp_net;
 struct kvp_net_ep;
@@ -49,11 +51,39 @@ struct kvp_net_events {
 	void (*closed)(void *arg, void *ep_arg);
 };
 
+/*
+ * Where a peer may write, as the receiver's transport made it for one exposed place; opaque, and it
+ * travels in a grant. All zeroes from a transport that knows no such thing.
+ */
+struct kvp_net_key {
+	unsigned char bytes[16];
+};
+
+/* A message whose payload goes into an exposed place of the peer. */
+struct kvp_net_put {
+	const void *hdr, *payload;
+	size_t hdr_bytes, bytes;
+	const struct kvp_net_key *key;
+	uint64_t offset; /* of the payload in the place */
+	bool whole;      /* it is all that goes there; offset is 0 */
+	void *req;       /* as of send(), never NULL */
+};
+
+/* Equal slots of memory that a transport is to know. */
+struct kvp_net_memory {
+	void *base;
+	size_t stride, n; /* bytes from slot to slot, slots */
+	bool landing;     /* KVP_NET_TAIL_BYTES at the end of each are the transport's */
+};
+
+struct kvp_net_verbs_config;
+
 struct kvp_net_config {
 	const struct kvp_net_events *events; /* borrowed, outlives the net */
 	void *arg;
-	const char *interface;     /* network interface to bind, such as "lo" */
-	uint16_t port_lo, port_hi; /* listening ports that may be used; 0, 0: any */
+	const char *interface;                    /* network interface to bind, such as "lo" */
+	uint16_t port_lo, port_hi;                /* listening ports that may be used; 0, 0: any */
+	const struct kvp_net_verbs_config *verbs; /* borrowed; of the verbs transport only */
 };
 
 /* Transport-wide numbers, for gauges. Written by the lane's thread only. */
@@ -91,6 +121,23 @@ struct kvp_net_ops {
 	 * the next progress() that returned > 0; other: endpoint is broken. */
 	int (*send)(struct kvp_net *net, struct kvp_net_ep *ep, const void *hdr, size_t hdr_bytes,
 		    const void *payload, size_t bytes, void *req);
+
+	/* ---- of transports that write into the memory of the peer. NULL: payloads come with their
+	 * messages, by send(). With them set, payloads go by put() only. */
+
+	/* Makes `n` slots of memory known, `stride` bytes apart, for the life of the net: `landing`
+	 * ones may be exposed, others are only sent from. 0 or negative errno, with words in `err`
+	 * of open()'s size. */
+	int (*memory)(struct kvp_net *net, const struct kvp_net_memory *memory, char *err,
+		      size_t err_bytes);
+	/* Makes the key of a place in landing memory. message() of a put into it must return the
+	 * place (+ offset), and data() is called with it. Who has been given a key can write there
+	 * until his endpoint's connection has ended: closed() of an endpoint says that for the net
+	 * that it leads to. */
+	int (*expose)(struct kvp_net *net, void *place, size_t bytes, struct kvp_net_key *key);
+	/* Like send(), with a payload, into the place of a key that came from that peer. */
+	int (*put)(struct kvp_net *net, struct kvp_net_ep *ep, const struct kvp_net_put *put);
+
 	/* Does what can be done now; returns how many things happened. */
 	int (*progress)(struct kvp_net *net);
 	/* Prepares to sleep in poll(fd()): 0 armed, -EBUSY: progress again first. */

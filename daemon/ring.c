@@ -7,19 +7,26 @@
 #include <string.h>
 #include <sys/mman.h>
 
-int kvp_ring_init(struct kvp_ring *ring, uint32_t n, uint64_t slot_bytes)
+#include "proto/util.h"
+
+/* Slots with a gap begin on pages like those without. */
+#define GAP_ALIGN 4096u
+
+int kvp_ring_init(struct kvp_ring *ring, uint32_t n, uint64_t slot_bytes, uint32_t gap)
 {
 	void *base;
 
 	*ring = (struct kvp_ring){ .slot_bytes = slot_bytes };
-	if (n == 0 || slot_bytes == 0 || slot_bytes > SIZE_MAX / n)
+	if (n == 0 || slot_bytes == 0 || slot_bytes > SIZE_MAX / n - gap - GAP_ALIGN)
 		return -ENOMEM;
+
+	ring->stride = gap ? KVP_ALIGN_UP(slot_bytes + gap, GAP_ALIGN) : slot_bytes;
 
 	ring->slots = calloc(n, sizeof(*ring->slots));
 	if (!ring->slots)
 		return -ENOMEM;
 
-	base = mmap(NULL, n * slot_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+	base = mmap(NULL, n * ring->stride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
 		    0);
 	if (base == MAP_FAILED) {
 		kvp_ring_fini(ring);
@@ -31,7 +38,7 @@ int kvp_ring_init(struct kvp_ring *ring, uint32_t n, uint64_t slot_bytes)
 	ring->n_free = n;
 	for (uint32_t i = n; i-- > 0;) {
 		ring->slots[i].idx = i;
-		ring->slots[i].data = ring->base + i * slot_bytes;
+		ring->slots[i].data = ring->base + i * ring->stride;
 		ring->slots[i].next_free = ring->free;
 		ring->free = &ring->slots[i];
 	}
@@ -41,7 +48,7 @@ int kvp_ring_init(struct kvp_ring *ring, uint32_t n, uint64_t slot_bytes)
 void kvp_ring_fini(struct kvp_ring *ring)
 {
 	if (ring->base)
-		(void)munmap(ring->base, ring->n * ring->slot_bytes); /* it was ours to map */
+		(void)munmap(ring->base, ring->n * ring->stride); /* it was ours to map */
 	free(ring->slots);
 	*ring = (struct kvp_ring){ 0 };
 }

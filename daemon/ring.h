@@ -26,14 +26,15 @@ struct kvp_slot {
 
 struct kvp_ring {
 	struct kvp_slot *slots; /* owned [n] */
-	uint8_t *base;          /* owned mapping of n * slot_bytes */
+	uint8_t *base;          /* owned mapping of n * stride */
 	uint64_t slot_bytes;
+	uint64_t stride; /* from slot to slot: a slot, its gap and what aligns the next */
 	uint32_t n, n_free;
 	struct kvp_slot *free; /* last freed first */
 };
 
-/* 0 or -ENOMEM. */
-int kvp_ring_init(struct kvp_ring *ring, uint32_t n, uint64_t slot_bytes);
+/* `gap`: bytes that are to be left behind each slot. 0 or -ENOMEM. */
+int kvp_ring_init(struct kvp_ring *ring, uint32_t n, uint64_t slot_bytes, uint32_t gap);
 /* A ring of zeroes is fine. */
 void kvp_ring_fini(struct kvp_ring *ring);
 

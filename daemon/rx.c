@@ -98,6 +98,37 @@ void kvp_rx_share_forget(struct kvp_rx_leg *leg)
 	}
 }
 
+/* Where the sender writes by itself, it may be about to: the slot must not be anyone else's. */
+static bool piece_at_risk(struct kvp_rx_leg *leg, struct kvp_rx_piece *piece)
+{
+	const struct kvp_net_ops *net = leg->rx->lane->config.net;
+
+	if (!net || !net->put || !leg->link || leg->returned)
+		return false;
+
+	piece->state = KVP_RX_AT_RISK;
+	piece->leg = NULL;
+	piece->link = leg->link;
+	piece->generation = leg->rx->node.id;
+	piece->sender = leg->sender;
+	TAILQ_INSERT_TAIL(&leg->link->at_risk, piece, queue);
+	return true;
+}
+
+void kvp_rx_safe(struct kvp_link *link, uint64_t generation, uint32_t sender)
+{
+	struct kvp_rx_piece *piece, *next;
+
+	for (piece = TAILQ_FIRST(&link->at_risk); piece; piece = next) {
+		next = TAILQ_NEXT(piece, queue);
+		if (generation && (piece->generation != generation || piece->sender != sender))
+			continue;
+		TAILQ_REMOVE(&link->at_risk, piece, queue);
+		kvp_rx_slot_put(link->lane, piece);
+		kvp_rx_piece_put(link->lane, piece);
+	}
+}
+
 /* Takes one piece out of everything. The slot stays while the transport writes into it. */
 static void piece_drop(struct kvp_rx_leg *leg, struct kvp_rx_piece *piece)
 {
@@ -110,6 +141,8 @@ static void piece_drop(struct kvp_rx_leg *leg, struct kvp_rx_piece *piece)
 		break;
 	case KVP_RX_GRANTED:
 		rx->n_granted--;
+		if (piece_at_risk(leg, piece))
+			return;
 		break;
 	case KVP_RX_HERE:
 		rx->n_here--;
@@ -578,7 +611,11 @@ void kvp_rx_want(struct kvp_lane *lane, const struct kvp_wire_want *want)
 void kvp_rx_return(struct kvp_lane *lane, const struct kvp_wire_return *msg)
 {
 	struct kvp_rx_leg *leg = live_leg(lane, msg->generation, msg->sender);
+	struct kvp_link *link;
 
+	/* It comes behind all that the sender has written for the leg. */
+	TAILQ_FOREACH(link, &lane->links, link)
+	kvp_rx_safe(link, msg->generation, msg->sender);
 	if (leg)
 		take_return(leg);
 	else

@@ -30,6 +30,7 @@ static bool piece_grant(struct kvp_rx_leg *leg)
 		.slot = slot->idx,
 		.mode = KVP_WIRE_LANDING,
 	};
+	memcpy(msg.key, &lane->land_keys[slot->idx], sizeof(msg.key));
 	if (kvp_link_send(leg->link, &msg, sizeof(msg)) < 0) {
 		kvp_ring_put(&lane->land, slot);
 		return false;
@@ -151,12 +152,25 @@ static bool row_expected(struct kvp_lane *lane, struct kvp_rx_piece *piece,
 	return true;
 }
 
+/* The data came for nobody, and after it nothing comes. */
+static void risk_over(struct kvp_lane *lane, struct kvp_rx_piece *piece)
+{
+	TAILQ_REMOVE(&piece->link->at_risk, piece, queue);
+	kvp_rx_slot_put(lane, piece);
+	kvp_rx_piece_put(lane, piece);
+}
+
 /* Where a message's payload goes; NULL: nowhere. */
 void *kvp_rx_message(struct kvp_lane *lane, const struct kvp_wire_data *msg, size_t bytes)
 {
 	struct kvp_rx_piece *piece = piece_of(lane, msg);
 	bool whole;
 
+	/* Rows that come one by one are followed by a RETURN. */
+	if (piece && piece->state == KVP_RX_AT_RISK && bytes == piece->bytes) {
+		risk_over(lane, piece);
+		piece = NULL;
+	}
 	if (!piece || piece->state != KVP_RX_GRANTED ||
 	    (piece->need && piece->given == piece->need)) {
 		lane->counts.no_token++;

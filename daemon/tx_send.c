@@ -140,12 +140,26 @@ bool kvp_tx_give(struct kvp_tx_piece *piece, const uint8_t *from, uint64_t offse
 		.total = piece->bytes,
 		.slot = piece->remote_slot,
 	};
+	const struct kvp_net_put put = {
+		.hdr = &msg,
+		.hdr_bytes = sizeof(msg),
+		.payload = from,
+		.bytes = bytes,
+		.key = &piece->remote_key,
+		.offset = offset,
+		.whole = offset == 0 && bytes == piece->bytes,
+		.req = piece,
+	};
 	int r;
 
 	if (!kvp_link_open(link))
 		return false;
 
-	r = lane->config.net->send(lane->net, link->net_ep, &msg, sizeof(msg), from, bytes, piece);
+	if (lane->config.net->put)
+		r = lane->config.net->put(lane->net, link->net_ep, &put);
+	else
+		r = lane->config.net->send(lane->net, link->net_ep, &msg, sizeof(msg), from, bytes,
+					   piece);
 	if (r < 0) {
 		kvp_link_refused(link, r);
 		return false;
@@ -269,6 +283,7 @@ void kvp_tx_grant(struct kvp_lane *lane, const struct kvp_wire_grant *msg)
 	kvp_tx_not_ahead(piece);
 	piece->token = msg->token;
 	piece->remote_slot = msg->slot;
+	memcpy(&piece->remote_key, msg->key, sizeof(piece->remote_key));
 	piece->state = KVP_TX_GRANTED;
 	piece->leg->link->wants_out--;
 	tx->n_wanted--;
