@@ -464,6 +464,9 @@ static void event_handle(struct kvp_client *client, const struct epoll_event *ev
 			kvpl_conn_flush(client);
 		if (ev->events & (EPOLLIN | EPOLLHUP | EPOLLERR))
 			sock_readable(client, PACKETS_A_TURN);
+		if (client->has_repeats && client->conn == KVPL_UP &&
+		    client->out.bytes < KVPL_OUT_MAX / 2)
+			kvpl_rooms_repeat(client);
 		break;
 	case TAG_PIDFD:
 		if (serial == client->session && client->sock >= 0)

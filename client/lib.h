@@ -196,6 +196,7 @@ struct kvp_client {
 	uint32_t backoff_ms;
 	uint32_t version;
 	bool was_up;
+	bool has_repeats; /* rooms that did not fit the queue when they were to be repeated */
 	uint8_t incarnation[KVP_INCARNATION_BYTES];
 	char node[KVP_MAX_LABEL + 1];
 	char address[KVP_LIMIT_ADDRESS + 1];

@@ -316,6 +316,7 @@ void kvpl_rooms_same_daemon(struct kvp_client *client, uint64_t grave)
 
 void kvpl_rooms_repeat(struct kvp_client *client)
 {
+	client->has_repeats = false;
 	for (struct kvpl_node *node = client->rooms.first; node; node = node->next) {
 		struct kvpl_room *room = room_of(node);
 		struct kvpl_reply_to to = { .kind = KVPL_ROOM, .object = node->id };
@@ -324,13 +325,17 @@ void kvpl_rooms_repeat(struct kvp_client *client)
 
 		if (!room->to_repeat || room->grave)
 			continue;
-		room->to_repeat = false;
 		kvpl_packets_init(&packets);
 		r = kvpl_packets_copy(&packets, &room->packets);
 		if (r == 0)
 			r = kvpl_request_send(client, &packets, &to, NULL);
 		else
 			kvpl_packets_fini(&packets);
+		if (r == -EAGAIN) {
+			client->has_repeats = true; /* the rest when the queue is shorter */
+			return;
+		}
+		room->to_repeat = false;
 		if (r < 0) {
 			kvpl_room_fail(client, room, KVP_STATUS_DAEMON_LOST,
 				       "the daemon was lost, and the request could not be repeated",

@@ -51,8 +51,7 @@ int kvp_check_count(const struct kvp_check *check, const char *field, size_t n, 
 			      n, lo, hi);
 }
 
-/* Bytes of the UTF-8 sequence at s; 0 if it is none. Ends at a NUL by itself:
- * not a follower. */
+/* Bytes of the UTF-8 sequence at s; 0 if it is none. Ends at a NUL by itself: not a follower. */
 static size_t utf8_len(const unsigned char *s)
 {
 	size_t n = s[0] < 0x80 ? 1 : s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
@@ -220,6 +219,8 @@ int kvp_check_rows_apart(const struct kvp_check *check, const struct kvp_check_r
 		if (rows[i].klass != KVP_BLOB)
 			sorted[m++] = &rows[i];
 	}
+	if (m < 2)
+		return 0;
 	qsort(sorted, m, sizeof(sorted[0]), rows_order);
 	for (size_t i = 1; i < m; i++) {
 		const struct kvp_check_rows *a = sorted[i - 1], *b = sorted[i];
@@ -261,8 +262,7 @@ int kvp_check_ids(const struct kvp_check *check, const char *field, uint32_t *id
 	return 0;
 }
 
-/* Counts what was asked for in all, not what is held: unpacking frees little on
- * the way. */
+/* Counts what was asked for in all, not what is held: unpacking frees little on the way. */
 static void *budget_alloc(void *arg, size_t size)
 {
 	size_t *left = arg;

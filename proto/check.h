@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * Building blocks of the two protocols' validators. Each returns 0, or the enum
- * kvp_status after having written a text that names field, value and limit.
- * Chains are written `a() ?: b()`: the first refusal wins.
+ * Building blocks of the two protocols' validators. Each returns 0, or the enum kvp_status after
+ * having written a text that names field, value and limit. Chains are written `a() ?: b()`: the
+ * first refusal wins.
  */
 
 #include <stdbool.h>
@@ -15,8 +15,7 @@
 
 #include "proto/util.h"
 
-/* Where the validator is: text goes to err; names are prefixed
- * "message.list[index].". */
+/* Where the validator is: text goes to err; names are prefixed "message.list[index].". */
 struct kvp_check {
 	char *err; /* borrowed, errlen bytes; NULL: no text wanted */
 	size_t errlen;
@@ -35,8 +34,7 @@ int kvp_check_count(const struct kvp_check *check, const char *field, size_t n, 
 /* Display text: length, no control characters, UTF-8. */
 int kvp_check_label(const struct kvp_check *check, const char *field, const char *s, size_t lo,
 		    size_t hi);
-/* Texts of other daemons may be cut anywhere: length and control characters
- * only. */
+/* Texts of other daemons may be cut anywhere: length and control characters only. */
 int kvp_check_text(const struct kvp_check *check, const char *field, const char *s, size_t hi);
 /* Printable ASCII without blanks. */
 int kvp_check_word(const struct kvp_check *check, const char *field, const char *s, size_t lo,
@@ -68,12 +66,11 @@ int kvp_check_rows_apart(const struct kvp_check *check, const struct kvp_check_r
 int kvp_check_ids(const struct kvp_check *check, const char *field, uint32_t *ids, size_t n);
 
 /*
- * Unpacks with a bound on memory: protobuf-c allocates what a message asks for,
- * and a few bytes can ask for a hundred. NULL when malformed or beyond
- * KVP_LIMIT_DECODED. Freed with the default allocator.
+ * Unpacks with a bound on memory: protobuf-c allocates what a message asks for, and a few bytes can
+ * ask for a hundred. NULL when malformed or beyond KVP_LIMIT_DECODED. Freed with the default
+ * allocator.
  */
 ProtobufCMessage *kvp_unpack(const ProtobufCMessageDescriptor *desc, const void *buf, size_t len);
 
-/* Packs into the caller's buffer: bytes written, or -EMSGSIZE when it does not
- * fit cap. */
+/* Packs into the caller's buffer: bytes written, or -EMSGSIZE when it does not fit cap. */
 long kvp_pack(const ProtobufCMessage *msg, void *buf, size_t cap);

@@ -2,9 +2,8 @@
 #pragma once
 
 /*
- * What the wire allows, whatever a configuration says. The decoders refuse
- * anything beyond, so the code behind them may rely on these. Limits that
- * engines see too have the names of kvpack.h.
+ * What the wire allows, whatever a configuration says. The decoders refuse anything beyond, so the
+ * code behind them may rely on these. Limits that engines see too have the names of kvpack.h.
  */
 
 #define KVP_LIMIT_PACKET                                                      \
@@ -46,14 +45,12 @@
 #define KVP_MAX_LABEL 63u
 #define KVP_KEY_BYTES 16u
 
-/* Protocol versions, major << 16 | minor: this source speaks [MIN, MAX] of both
- * protocols. */
+/* Protocol versions, major << 16 | minor: this source speaks [MIN, MAX] of both protocols. */
 #define KVP_PROTO_VERSION(major, minor) ((major) << 16 | (minor))
 #define KVP_PROTO_VERSION_MIN KVP_PROTO_VERSION(1u, 0u)
 #define KVP_PROTO_VERSION_MAX KVP_PROTO_VERSION(1u, 0u)
 
-/* Feature bits: what a speaker can do beyond its version. Unknown bits are
- * ignored. */
+/* Feature bits: what a speaker can do beyond its version. Unknown bits are ignored. */
 #define KVP_FEATURE_TEST_HOLD (1ull << 0) /* built with test points */
 #define KVP_FEATURE_CUDA (1ull << 1)      /* pools in GPU memory */
 #define KVP_FEATURE_DIRECT (1ull << 2)    /* direct mode */

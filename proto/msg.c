@@ -14,8 +14,7 @@ static int check_hello(struct kvp_check *c, const Kvp__Hello *m)
 	       kvp_check_label(c, "name", m->name, 0, KVP_MAX_LABEL);
 }
 
-/* Rows of different pages and slots must be different bytes: one of the two
- * strides nests. */
+/* Rows of different pages and slots must be different bytes: one of the two strides nests. */
 static int check_entry_strides(const struct kvp_check *c, const Kvp__Entry *e)
 {
 	uint64_t slots = (uint64_t)(e->rows_per_page - 1) * e->row_stride + e->row_bytes;
@@ -41,8 +40,7 @@ static int check_entry_extent(const struct kvp_check *c, const Kvp__Entry *e)
 
 	if (r || e->klass == KVP__ENTRY_CLASS__CLASS_BLOB)
 		return r;
-	/* Strides alone can be 2^46 and counts 2^31: bounding the extent bounds the
-	 * products. */
+	/* Strides alone can be 2^46 and counts 2^31: bounding the extent bounds the products. */
 	r = kvp_check_range(c, "n_pages", e->n_pages, 1, 1u << 31) ?:
 	    kvp_check_range(c, "page_stride", e->page_stride, 0, e->bytes) ?:
 	    kvp_check_range(c, "row_stride", e->row_stride, 0, e->bytes);
@@ -109,8 +107,7 @@ static int check_aligned(const struct kvp_check *c, const char *field, uint64_t 
 			      field, value, side->page, side->dcp_size);
 }
 
-/* Also for one side after another: seen collects the groups and lists tells
- * repeated lists. */
+/* groups collects those of the sides so far. */
 static int check_side(const struct kvp_check *c, const Kvp__Side *s, struct kvp_seen *groups)
 {
 	struct kvp_check_side side = { s->group, s->page, s->dcp_size, s->dcp_rank, s->interleave };

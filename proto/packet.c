@@ -39,8 +39,7 @@ int kvp_packet_send(int fd, const void *buf, size_t len, const int *fds, size_t 
 	return n < 0 ? -errno : 0;
 }
 
-/* Moves the fds of one header to fds; those beyond max are closed. How many
- * came. */
+/* Moves the fds of one header to fds; those beyond max are closed. How many came. */
 static size_t take_fds(struct cmsghdr *cmsg, int *fds, size_t n, size_t max)
 {
 	size_t came = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
