@@ -300,7 +300,7 @@ static void room_head(const cJSON *room)
 	(void)printf("\n  client %s, mode %s, tokens %.0f, arrived %.0f, %s\n",
 		     ctl_text(room, "client"), mode, ctl_number(room, "tokens"),
 		     ctl_number(room, "arrived"), bytes);
-	if (ctl_text(room, "waits_for")[0])
+	if (ctl_text(room, "waits_for")[0] && !ctl_flag(room, "ended"))
 		(void)printf("  waits for %s since %s\n", ctl_text(room, "waits_for"), waits);
 	if (ctl_text(room, "reason")[0])
 		(void)printf("  %s: %s%s\n", ctl_text(room, "status"), ctl_text(room, "reason"),
