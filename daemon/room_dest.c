@@ -341,7 +341,8 @@ void kvp_dest_board(struct kvp_room *room, uint32_t flags)
 
 	if (kvp_room_terminal(room))
 		return;
-	if (flags & KVP_BOARD_COMPLETE) {
+	/* Not before all have accepted: a sender without data has to learn the end, too. */
+	if (flags & KVP_BOARD_COMPLETE && room->accepted_ns) {
 		kvp_room_succeed(room, KVP__ROOM_STATE__ROOM_COMPLETE);
 		return;
 	}

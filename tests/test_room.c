@@ -1,0 +1,1084 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Rooms, with a real lane: on one node by local mode, and between two over a real transport. */
+
+#include <stdio.h>
+#include <string.h>
+
+#include <criterion/criterion.h>
+
+#include "tests/support_room.h"
+
+#define OK KVP__STATUS__STATUS_OK
+#define ST(name) KVP__STATUS__STATUS_##name
+#define RS(name) KVP__ROOM_STATE__ROOM_##name
+
+static uv_loop_t loop;
+static struct sr_node a, b; /* a: prefill (or both), b: decode */
+static struct sr_pool src, dst, dst2;
+
+static const uint32_t src_pages[] = { 3, 0, 7, 5, 1, 6, 2, 4 };
+static const uint32_t dst_pages[] = { 6, 2, 9, 4, 0, 8, 1, 3 };
+static const uint32_t dst_more[] = { 12, 10, 15, 11, 14, 13, 5, 7 };
+
+static const struct sr_shape plain = {
+	.page = 8, .dcp_size = 1, .n_pages = 16, .layers = 3, .row_bytes = 64, .blob_bytes = 4096
+};
+static const struct sr_shape half0 = {
+	.page = 8, .dcp_size = 2, .n_pages = 16, .layers = 3, .row_bytes = 64, .blob_bytes = 4096
+};
+static const struct sr_shape half1 = { .page = 8,
+				       .dcp_size = 2,
+				       .dcp_rank = 1,
+				       .n_pages = 16,
+				       .layers = 3,
+				       .row_bytes = 64,
+				       .blob_bytes = 4096 };
+
+static void setup(void)
+{
+	uv_loop_init(&loop);
+	sr_init(&a, &loop, 1);
+	sr_init(&b, &loop, 2);
+}
+
+static void finish(void)
+{
+	if (b.rooms)
+		sr_stop(&b);
+	if (a.rooms)
+		sr_stop(&a);
+	uv_run(&loop, UV_RUN_NOWAIT);
+	cr_assert_eq(uv_loop_close(&loop), 0);
+}
+
+TestSuite(room, .init = setup, .fini = finish, .timeout = 60);
+
+/* One node, a plain source, a plain destination. */
+static void local_pair(void)
+{
+	sr_start(&a, false);
+	sr_pool_make(&src, &a, &plain);
+	sr_pool_make(&dst, &a, &plain);
+	sr_pool_fill(&src, src_pages, 0, 0, 64);
+}
+
+static const char *self(void)
+{
+	return kvp_peers_address(a.peers);
+}
+
+static struct sr_expect expect_one(uint64_t handle)
+{
+	struct sr_expect expect = { .handle = handle,
+				    .room = 7,
+				    .pages = dst_pages,
+				    .n_pages = 8,
+				    .end = 64,
+				    .n_senders = 1 };
+
+	expect.senders[0].address = self();
+	return expect;
+}
+
+static struct sr_chunk chunk_of(uint64_t handle, uint32_t seq, uint64_t start, uint64_t tokens)
+{
+	return (struct sr_chunk){ .handle = handle,
+				  .seq = seq,
+				  .start = start,
+				  .tokens = tokens,
+				  .pages = src_pages,
+				  .n_pages = 8 };
+}
+
+static void submit(struct sr_node *node, const struct sr_chunk *chunk)
+{
+	cr_assert_eq(sr_submit(node, chunk), OK, "%s", node->err);
+}
+
+static void submit_all(uint64_t handle)
+{
+	struct sr_chunk chunk = chunk_of(handle, 0, 0, 24);
+
+	submit(&a, &chunk);
+	chunk = chunk_of(handle, 1, 24, 40);
+	chunk.last = true;
+	submit(&a, &chunk);
+}
+
+static void open_ok(uint64_t handle, uint64_t room, uint32_t sender)
+{
+	struct sr_open open = { .handle = handle, .room = room, .sender = sender };
+
+	cr_assert_eq(sr_open(&a, &src, &open), OK, "%s", a.err);
+}
+
+static void expect_ok(const struct sr_expect *expect)
+{
+	cr_assert_eq(sr_expect(&a, &dst, expect), OK, "%s", a.err);
+}
+
+/* ---- the good ways -----------------------------------------------------------------------------
+ */
+
+Test(room, decode_first)
+{
+	struct sr_expect expect;
+
+	local_pair();
+	expect = expect_one(1);
+	expect_ok(&expect);
+	sr_run(&a, NULL, 20 * SR_MS);
+	cr_assert_eq(a.ends[1].state, RS(OFFERING));
+	cr_assert_eq(dst.pool->pages_held, 8u);
+	open_ok(2, 7, 0);
+	SR_UNTIL(&a, NULL, a.ends[2].state == RS(READY));
+	cr_assert_eq(a.ends[2].end, 64u);
+	submit_all(2);
+	SR_UNTIL(&a, NULL, a.ends[1].complete && a.ends[2].complete);
+	SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released);
+	cr_assert_eq(a.ends[1].state, RS(RELEASED));
+	cr_assert_eq(a.ends[2].state, RS(DONE));
+	cr_assert_eq(a.ends[2].source_free, 2u);
+	cr_assert_eq(a.ends[2].delivered, 2u);
+	cr_assert_eq(a.ends[1].arrived, 64u);
+	cr_assert_eq(dst.pool->pages_held, 0u);
+	cr_assert_eq(dst.pool->n_users + src.pool->n_users, 0u);
+	cr_assert_eq(a.owner.n_rooms, 0u);
+	sr_pool_check(&dst, dst_pages, 0, 0, 64);
+}
+
+Test(room, prefill_first_is_parked)
+{
+	struct sr_expect expect;
+
+	local_pair();
+	open_ok(2, 7, 0);
+	submit_all(2);
+	sr_run(&a, NULL, 20 * SR_MS);
+	cr_assert_eq(a.ends[2].state, RS(WAITING));
+	cr_assert_eq(a.ends[2].source_free, 0u);
+	expect = expect_one(1);
+	expect_ok(&expect);
+	SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released);
+	cr_assert(a.ends[1].complete && a.ends[2].complete);
+	sr_pool_check(&dst, dst_pages, 0, 0, 64);
+}
+
+Test(room, one_sender_two_ranks)
+{
+	struct sr_expect expect;
+
+	sr_start(&a, false);
+	sr_pool_make(&src, &a, &plain);
+	sr_pool_make(&dst, &a, &half0);
+	sr_pool_make(&dst2, &a, &half1);
+	sr_pool_fill(&src, src_pages, 0, 0, 64);
+	expect = expect_one(1);
+	expect.n_pages = 4;
+	expect.senders[0].n_dests = 2;
+	expect_ok(&expect);
+	open_ok(3, 7, 0);
+	sr_run(&a, NULL, 20 * SR_MS);
+	cr_assert_eq(a.ends[3].state, RS(WAITING), "one of two destinations is not enough");
+	expect.handle = 2;
+	expect.dest = 1;
+	expect.pages = dst_more;
+	cr_assert_eq(sr_expect(&a, &dst2, &expect), OK, "%s", a.err);
+	SR_UNTIL(&a, NULL, a.ends[3].state == RS(READY));
+	submit_all(3);
+	SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released && a.ends[3].released);
+	cr_assert(a.ends[1].complete && a.ends[2].complete && a.ends[3].complete);
+	sr_pool_check(&dst, dst_pages, 0, 0, 64);
+	sr_pool_check(&dst2, dst_more, 0, 0, 64);
+}
+
+Test(room, prefix_and_window)
+{
+	struct sr_expect expect;
+	struct sr_chunk chunk;
+
+	local_pair();
+	expect = expect_one(1);
+	expect.prefix = 16;
+	expect.first = 40;
+	expect.pos0 = 40;
+	expect.n_pages = 3;
+	expect_ok(&expect);
+	cr_assert_eq(dst.pool->pages_held, 3u, "only what is needed is held");
+	open_ok(2, 7, 0);
+	SR_UNTIL(&a, NULL, a.ends[2].state == RS(READY));
+	cr_assert_eq(a.ends[2].prefix, 16u);
+	chunk = chunk_of(2, 0, 0, 64);
+	cr_assert_eq(sr_submit(&a, &chunk), ST(ORDER), "%s", a.err);
+	cr_assert(strstr(a.err, "16"), "%s", a.err);
+	/* Positions below the window need no pages at the source. */
+	chunk = chunk_of(2, 0, 16, 48);
+	chunk.pos0 = 48;
+	chunk.pages = src_pages + 6;
+	chunk.n_pages = 2;
+	chunk.last = true;
+	cr_assert_eq(sr_submit(&a, &chunk), ST(SRC_RANGE), "%s", a.err);
+	cr_assert(strstr(a.err, "40"), "%s", a.err);
+	chunk.pos0 = 40;
+	chunk.pages = src_pages + 5;
+	chunk.n_pages = 3;
+	submit(&a, &chunk);
+	SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released);
+	cr_assert(a.ends[1].complete);
+	sr_pool_check(&dst, dst_pages, 40, 40, 64);
+}
+
+Test(room, segments_and_meta_without_tokens)
+{
+	struct sr_expect expect;
+	struct sr_chunk chunk = { .handle = 2,
+				  .start = 64,
+				  .last = true,
+				  .no_side = true,
+				  .n_segments = 2,
+				  .meta = "first token: 42" };
+
+	local_pair();
+	memset(sr_blob(&src), 0x5a, 1000);
+	expect = expect_one(1);
+	expect.prefix = 64;
+	expect.n_pages = 0;
+	expect.meta_from = 1;
+	expect.n_segments = 2;
+	expect.segments[0] =
+		(Kvp__ExpectSegment){ .id = 9, .entry = 3, .offset = 100, .bytes = 300 };
+	expect.segments[1] =
+		(Kvp__ExpectSegment){ .id = 4, .entry = 3, .offset = 900, .bytes = 50 };
+	expect_ok(&expect);
+	open_ok(2, 7, 0);
+	SR_UNTIL(&a, NULL, a.ends[2].state == RS(READY));
+	chunk.segments[0] = (Kvp__SubmitSegment){ .id = 4, .entry = 3, .offset = 0, .bytes = 50 };
+	chunk.segments[1] =
+		(Kvp__SubmitSegment){ .id = 9, .entry = 3, .offset = 500, .bytes = 301 };
+	cr_assert_eq(sr_submit(&a, &chunk), ST(MISMATCH), "%s", a.err);
+	cr_assert(strstr(a.err, "301") && strstr(a.err, "300"), "%s", a.err);
+	chunk.segments[1].bytes = 300;
+	chunk.segments[1].id = 10;
+	cr_assert_eq(sr_submit(&a, &chunk), ST(MISMATCH), "%s", a.err);
+	chunk.segments[1].id = 9;
+	chunk.segments[1].offset = 3900;
+	cr_assert_eq(sr_submit(&a, &chunk), ST(SRC_RANGE), "%s", a.err);
+	chunk.segments[1].offset = 500;
+	chunk.segments[1].entry = 0;
+	cr_assert_eq(sr_submit(&a, &chunk), ST(INVALID), "%s", a.err);
+	chunk.segments[1].entry = 3;
+	submit(&a, &chunk);
+	SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released);
+	cr_assert(a.ends[1].complete);
+	cr_assert_eq(a.ends[1].meta_bytes, strlen("first token: 42"));
+	cr_assert_eq(memcmp(a.ends[1].meta, "first token: 42", 15), 0);
+	cr_assert_eq(sr_blob(&dst)[100], 0x5a);
+	cr_assert_eq(sr_blob(&dst)[399], 0x5a);
+	cr_assert_eq(sr_blob(&dst)[400], 0);
+}
+
+Test(room, nothing_to_send_is_complete_at_once)
+{
+	struct sr_expect expect;
+
+	local_pair();
+	expect = expect_one(1);
+	expect.prefix = 64;
+	expect.n_pages = 0;
+	expect.senders[0].none = true;
+	expect_ok(&expect);
+	open_ok(2, 7, 0);
+	SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released);
+	cr_assert(a.ends[1].complete && a.ends[2].complete);
+	/* With something expected, somebody must send. */
+	expect.handle = 3;
+	expect.prefix = 0;
+	expect.n_pages = 8;
+	cr_assert_eq(sr_expect(&a, &dst, &expect), ST(INVALID), "%s", a.err);
+	cr_assert_eq(dst.pool->pages_held, 0u);
+}
+
+Test(room, dummies_learn_the_end)
+{
+	struct sr_expect expect;
+	struct sr_chunk chunk;
+
+	local_pair();
+	expect = expect_one(1);
+	expect.senders[1].address = self();
+	expect.senders[1].sender = 5;
+	expect.senders[1].none = true;
+	expect.n_senders = 2;
+	expect_ok(&expect);
+	open_ok(2, 7, 0);
+	open_ok(3, 7, 5);
+	SR_UNTIL(&a, NULL, a.ends[2].state == RS(READY) && a.ends[3].state == RS(READY));
+	cr_assert_eq(a.ends[1].state, RS(ACCEPTED));
+	/* A sender does not know that it is a dummy. */
+	chunk = chunk_of(3, 0, 0, 64);
+	chunk.last = true;
+	submit(&a, &chunk);
+	SR_UNTIL(&a, NULL, a.ends[3].source_free == 1);
+	submit_all(2);
+	SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released && a.ends[3].released);
+	cr_assert(a.ends[1].complete && a.ends[2].complete && a.ends[3].complete);
+	sr_pool_check(&dst, dst_pages, 0, 0, 64);
+}
+
+Test(room, layers_of_two_senders)
+{
+	static const uint8_t low[] = { 0x03 }, high[] = { 0x0c };
+	struct sr_open open = { .handle = 2, .room = 7, .sender = 0, .mask = low, .mask_bytes = 1 };
+	struct sr_expect expect;
+
+	local_pair();
+	expect = expect_one(1);
+	expect.senders[1].address = self();
+	expect.senders[1].sender = 1;
+	expect.n_senders = 2;
+	expect_ok(&expect);
+	cr_assert_eq(sr_open(&a, &src, &open), OK, "%s", a.err);
+	open = (struct sr_open){
+		.handle = 3, .room = 7, .sender = 1, .mask = high, .mask_bytes = 1
+	};
+	cr_assert_eq(sr_open(&a, &src, &open), OK, "%s", a.err);
+	SR_UNTIL(&a, NULL, a.ends[1].state == RS(ACCEPTED));
+	submit_all(2);
+	SR_UNTIL(&a, NULL, a.ends[2].source_free == 2);
+	cr_assert_not(a.ends[1].complete);
+	submit_all(3);
+	SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released && a.ends[3].released);
+	cr_assert(a.ends[1].complete);
+	sr_pool_check(&dst, dst_pages, 0, 0, 64);
+}
+
+Test(room, ids_are_free_again_once_released)
+{
+	struct sr_expect expect;
+
+	local_pair();
+	for (unsigned i = 0; i < 5; i++) {
+		expect = expect_one(1);
+		expect_ok(&expect);
+		open_ok(2, 7, 0);
+		submit_all(2);
+		SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released);
+		cr_assert(a.ends[1].complete && a.ends[2].complete);
+		memset(a.ends, 0, sizeof(a.ends));
+	}
+}
+
+/* ---- refusals of expect and open ---------------------------------------------------------------
+ */
+
+Test(room, second_live_ends_are_refused)
+{
+	struct sr_expect expect;
+	struct sr_open open = { .handle = 4, .room = 7 };
+
+	local_pair();
+	expect = expect_one(1);
+	expect_ok(&expect);
+	open_ok(2, 7, 0);
+	expect.handle = 3;
+	expect.pages = dst_more;
+	cr_assert_eq(sr_expect(&a, &dst, &expect), ST(EXISTS), "%s", a.err);
+	cr_assert_eq(sr_open(&a, &src, &open), ST(EXISTS), "%s", a.err);
+	expect.handle = 1;
+	expect.room = 8;
+	cr_assert_eq(sr_expect(&a, &dst, &expect), ST(EXISTS), "%s", a.err);
+	cr_assert(strstr(a.err, "handle"), "%s", a.err);
+	cr_assert_eq(dst.pool->pages_held, 8u, "refusals hold nothing");
+	cr_assert_eq(a.owner.n_rooms, 2u);
+}
+
+Test(room, pages_are_checked)
+{
+	static const uint32_t twice[] = { 1, 2, 3, 4, 5, 6, 7, 2 };
+	static const uint32_t outside[] = { 1, 2, 3, 4, 5, 6, 7, 16 };
+	static const uint32_t shared[] = { 10, 11, 12, 13, 14, 15, 5, 4 };
+	struct sr_expect expect;
+
+	local_pair();
+	expect = expect_one(1);
+	expect.pages = twice;
+	cr_assert_eq(sr_expect(&a, &dst, &expect), ST(PAGE_HELD), "%s", a.err);
+	cr_assert(strstr(a.err, "page 2 ") && strstr(a.err, "twice"), "%s", a.err);
+	expect.pages = outside;
+	cr_assert_eq(sr_expect(&a, &dst, &expect), ST(DST_RANGE), "%s", a.err);
+	cr_assert(strstr(a.err, "page 16"), "%s", a.err);
+	expect.pages = dst_pages;
+	expect.n_pages = 7;
+	cr_assert_eq(sr_expect(&a, &dst, &expect), ST(DST_RANGE), "%s", a.err);
+	cr_assert(strstr(a.err, "7 given, 8 needed"), "%s", a.err);
+	expect.n_pages = 8;
+	expect.prefix = 12;
+	cr_assert_eq(sr_expect(&a, &dst, &expect), ST(ALIGNMENT), "%s", a.err);
+	expect.prefix = 0;
+	expect.pos0 = 8;
+	cr_assert_eq(sr_expect(&a, &dst, &expect), ST(DST_RANGE), "%s", a.err);
+	expect.pos0 = 0;
+	cr_assert_eq(dst.pool->pages_held, 0u);
+	expect_ok(&expect);
+	expect.handle = 2;
+	expect.room = 0xabc;
+	expect.pages = shared;
+	cr_assert_eq(sr_expect(&a, &dst, &expect), ST(PAGE_HELD), "%s", a.err);
+	cr_assert(strstr(a.err, "page 4 ") && strstr(a.err, "room 0x7"), "%s", a.err);
+	cr_assert_eq(dst.pool->pages_held, 8u);
+}
+
+Test(room, segments_and_senders_of_an_expect_are_checked)
+{
+	struct sr_expect expect;
+
+	local_pair();
+	expect = expect_one(1);
+	expect.n_segments = 1;
+	expect.segments[0] =
+		(Kvp__ExpectSegment){ .id = 1, .entry = 3, .offset = 4000, .bytes = 97 };
+	cr_assert_eq(sr_expect(&a, &dst, &expect), ST(DST_RANGE), "%s", a.err);
+	expect.segments[0].entry = 1;
+	cr_assert_eq(sr_expect(&a, &dst, &expect), ST(INVALID), "%s", a.err);
+	expect.n_segments = 0;
+	expect.senders[0].address = "nonsense";
+	cr_assert_eq(sr_expect(&a, &dst, &expect), ST(INVALID), "%s", a.err);
+	cr_assert(strstr(a.err, "nonsense"), "%s", a.err);
+	expect.senders[0].address = "10.9.8.7:7470";
+	cr_assert_eq(sr_expect(&a, &dst, &expect), ST(DENIED), "%s", a.err);
+	cr_assert_eq(dst.pool->pages_held, 0u);
+	cr_assert_eq(dst.pool->n_users, 0u);
+}
+
+Test(room, limits_are_named)
+{
+	struct sr_expect expect;
+	struct sr_open open = { .handle = 2, .room = 8 };
+	struct kvp_rooms_stats stats;
+
+	a.config.limits.max_rooms = 1;
+	local_pair();
+	expect = expect_one(1);
+	expect_ok(&expect);
+	cr_assert_eq(sr_open(&a, &src, &open), ST(LIMIT), "%s", a.err);
+	cr_assert(strstr(a.err, "limits.max_rooms 1"), "%s", a.err);
+	a.owner.max_rooms = 1;
+	cr_assert_eq(sr_open(&a, &src, &open), ST(LIMIT), "%s", a.err);
+	cr_assert(strstr(a.err, "max_rooms 1"), "%s", a.err);
+	kvp_rooms_stats(a.rooms, &stats);
+	cr_assert_eq(stats.refused_limit, 2u);
+	cr_assert_eq(stats.dests, 1u);
+}
+
+/* ---- offers ------------------------------------------------------------------------------------
+ */
+
+Test(room, a_wrong_key_is_refused_and_the_open_stays)
+{
+	struct sr_open open = { .handle = 2, .room = 7, .key = "0123456789abcdef" };
+	struct sr_expect expect;
+
+	local_pair();
+	cr_assert_eq(sr_open(&a, &src, &open), OK);
+	expect = expect_one(1);
+	expect.key = "0123456789abcdeX";
+	expect_ok(&expect);
+	SR_UNTIL(&a, NULL, a.ends[1].released);
+	cr_assert(a.ends[1].failed);
+	cr_assert_eq(a.ends[1].status, ST(DENIED));
+	cr_assert_eq(a.ends[2].state, RS(WAITING));
+	memset(&a.ends[1], 0, sizeof(a.ends[1]));
+	expect.key = open.key;
+	expect_ok(&expect);
+	SR_UNTIL(&a, NULL, a.ends[2].state == RS(READY));
+}
+
+Test(room, different_tags_fail_both)
+{
+	struct sr_shape other = plain;
+	struct sr_expect expect;
+
+	other.tag = "fp8 instead";
+	sr_start(&a, false);
+	sr_pool_make(&src, &a, &plain);
+	sr_pool_make(&dst, &a, &other);
+	expect = expect_one(1);
+	expect_ok(&expect);
+	open_ok(2, 7, 0);
+	SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released);
+	cr_assert_eq(a.ends[1].status, ST(MISMATCH));
+	cr_assert_eq(a.ends[2].status, ST(MISMATCH));
+	cr_assert(strstr(a.ends[1].reason, "746167"), "%s", a.ends[1].reason);
+	cr_assert_eq(a.ends[2].state, RS(GONE));
+	cr_assert_not(a.ends[1].retry);
+}
+
+Test(room, different_widths_fail_both)
+{
+	struct sr_shape other = plain;
+	struct sr_expect expect;
+
+	other.row_bytes = 48;
+	sr_start(&a, false);
+	sr_pool_make(&src, &a, &plain);
+	sr_pool_make(&dst, &a, &other);
+	expect = expect_one(1);
+	expect_ok(&expect);
+	open_ok(2, 7, 0);
+	SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released);
+	cr_assert_eq(a.ends[1].status, ST(MISMATCH), "%s", a.ends[1].reason);
+}
+
+Test(room, offers_must_agree)
+{
+	struct sr_expect expect;
+
+	sr_start(&a, false);
+	sr_pool_make(&src, &a, &plain);
+	sr_pool_make(&dst, &a, &half0);
+	sr_pool_make(&dst2, &a, &half1);
+	expect = expect_one(1);
+	expect.n_pages = 4;
+	expect.senders[0].n_dests = 2;
+	expect_ok(&expect);
+	expect.handle = 2;
+	expect.dest = 1;
+	expect.pages = dst_more;
+	expect.end = 48;
+	cr_assert_eq(sr_expect(&a, &dst2, &expect), OK, "%s", a.err);
+	open_ok(3, 7, 0);
+	SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released && a.ends[3].released);
+	cr_assert_eq(a.ends[3].status, ST(MISMATCH));
+	cr_assert(strstr(a.ends[3].reason, "48") && strstr(a.ends[3].reason, "64"), "%s",
+		  a.ends[3].reason);
+	cr_assert(a.ends[1].failed && a.ends[2].failed);
+}
+
+Test(room, missing_layers_fail_by_coverage)
+{
+	static const uint8_t low[] = { 0x03 };
+	struct sr_open open = { .handle = 2, .room = 7, .mask = low, .mask_bytes = 1 };
+	struct sr_expect expect;
+
+	local_pair();
+	cr_assert_eq(sr_open(&a, &src, &open), OK);
+	expect = expect_one(1);
+	expect_ok(&expect);
+	SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released);
+	cr_assert_eq(a.ends[1].status, ST(COVERAGE), "%s", a.ends[1].reason);
+	cr_assert_eq(a.ends[2].status, ST(COVERAGE), "%s", a.ends[2].reason);
+}
+
+Test(room, parked_offers_are_limited)
+{
+	struct sr_expect expect;
+	struct kvp_rooms_stats stats;
+
+	a.config.limits.max_parked_offers = 1;
+	local_pair();
+	expect = expect_one(1);
+	expect.end = 8;
+	expect.n_pages = 1;
+	expect_ok(&expect);
+	expect.handle = 2;
+	expect.room = 8;
+	expect.pages = dst_more;
+	expect_ok(&expect);
+	SR_UNTIL(&a, NULL, a.ends[2].released);
+	cr_assert_eq(a.ends[2].status, ST(LIMIT));
+	cr_assert(strstr(a.ends[2].reason, "max_parked_offers 1"), "%s", a.ends[2].reason);
+	cr_assert(a.ends[2].retry);
+	kvp_rooms_stats(a.rooms, &stats);
+	cr_assert_eq(stats.parked_offers, 1u);
+	/* An aborted expectation takes its offer along. */
+	cr_assert_eq(sr_abort(&a, 1), OK);
+	SR_UNTIL(&a, NULL, a.ends[1].released);
+	sr_run(&a, NULL, 20 * SR_MS);
+	kvp_rooms_stats(a.rooms, &stats);
+	cr_assert_eq(stats.parked_offers, 0u);
+}
+
+/* ---- chunks ------------------------------------------------------------------------------------
+ */
+
+Test(room, chunks_are_checked)
+{
+	static const uint8_t first[] = { 1 }, rest[] = { 6 }, blob[] = { 0x20 };
+	struct sr_expect expect;
+	struct sr_chunk chunk;
+
+	local_pair();
+	open_ok(2, 7, 0);
+	chunk = chunk_of(2, 1, 0, 8);
+	cr_assert_eq(sr_submit(&a, &chunk), ST(ORDER), "%s", a.err);
+	chunk = chunk_of(3, 0, 0, 8);
+	cr_assert_eq(sr_submit(&a, &chunk), ST(NOT_FOUND), "%s", a.err);
+	chunk = chunk_of(2, 0, 0, 65);
+	cr_assert_eq(sr_submit(&a, &chunk), ST(SRC_RANGE), "%s", a.err);
+	cr_assert(strstr(a.err, "8 given, 9 needed"), "%s", a.err);
+	chunk = chunk_of(2, 0, 0, 8);
+	chunk.pos0 = 4;
+	cr_assert_eq(sr_submit(&a, &chunk), ST(ALIGNMENT), "%s", a.err);
+	chunk.pos0 = 0;
+	chunk.pages = dst_more; /* 15 and so on are fine: the pool has 16 */
+	submit(&a, &chunk);
+	chunk = chunk_of(2, 1, 16, 8);
+	cr_assert_eq(sr_submit(&a, &chunk), ST(ORDER), "%s", a.err);
+	cr_assert(strstr(a.err, "16") && strstr(a.err, "8"), "%s", a.err);
+	chunk = chunk_of(2, 1, 8, 8);
+	chunk.set = blob;
+	chunk.set_bytes = 1;
+	cr_assert_eq(sr_submit(&a, &chunk), ST(INVALID), "%s", a.err);
+	chunk.set = first;
+	submit(&a, &chunk);
+	/* Entries go on one by one. */
+	chunk.seq = 2;
+	cr_assert_eq(sr_submit(&a, &chunk), ST(ORDER), "%s", a.err);
+	chunk.set = rest;
+	chunk.last = true;
+	chunk.tokens = 7;
+	cr_assert_eq(sr_submit(&a, &chunk), ST(ORDER), "%s", a.err);
+	chunk.tokens = 8;
+	submit(&a, &chunk);
+	chunk = chunk_of(2, 3, 16, 8);
+	cr_assert_eq(sr_submit(&a, &chunk), ST(ORDER), "%s", a.err);
+	cr_assert(strstr(a.err, "last"), "%s", a.err);
+	/* Decode wants more than was submitted. */
+	expect = expect_one(1);
+	expect_ok(&expect);
+	SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released);
+	cr_assert_eq(a.ends[2].status, ST(ORDER), "%s", a.ends[2].reason);
+	cr_assert_eq(a.ends[1].status, ST(ORDER), "%s", a.ends[1].reason);
+	cr_assert_eq(a.ends[2].source_free, 3u);
+}
+
+Test(room, past_the_end_and_outside_the_pool)
+{
+	static const uint32_t outside[] = { 1, 16 };
+	struct sr_expect expect;
+	struct sr_chunk chunk;
+
+	local_pair();
+	expect = expect_one(1);
+	expect.end = 40;
+	expect_ok(&expect);
+	open_ok(2, 7, 0);
+	SR_UNTIL(&a, NULL, a.ends[2].state == RS(READY));
+	chunk = chunk_of(2, 0, 0, 41);
+	cr_assert_eq(sr_submit(&a, &chunk), ST(ORDER), "%s", a.err);
+	cr_assert(strstr(a.err, "41") && strstr(a.err, "40"), "%s", a.err);
+	chunk = chunk_of(2, 0, 0, 32);
+	chunk.last = true;
+	cr_assert_eq(sr_submit(&a, &chunk), ST(ORDER), "%s", a.err);
+	chunk = chunk_of(2, 0, 0, 16);
+	chunk.pages = outside;
+	chunk.n_pages = 2;
+	cr_assert_eq(sr_submit(&a, &chunk), ST(SRC_RANGE), "%s", a.err);
+	cr_assert(strstr(a.err, "page 16"), "%s", a.err);
+	chunk = chunk_of(2, 0, 0, 16);
+	chunk.no_side = true;
+	cr_assert_eq(sr_submit(&a, &chunk), ST(INVALID), "%s", a.err);
+	chunk = chunk_of(2, 0, 0, 40);
+	chunk.last = true;
+	submit(&a, &chunk);
+	SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released);
+	cr_assert(a.ends[1].complete);
+	sr_pool_check(&dst, dst_pages, 0, 0, 40);
+}
+
+Test(room, parked_chunks_are_limited)
+{
+	struct sr_chunk chunk;
+
+	a.config.limits.max_parked_chunks = 2;
+	local_pair();
+	open_ok(2, 7, 0);
+	chunk = chunk_of(2, 0, 0, 8);
+	submit(&a, &chunk);
+	chunk = chunk_of(2, 1, 8, 8);
+	submit(&a, &chunk);
+	chunk = chunk_of(2, 2, 16, 8);
+	cr_assert_eq(sr_submit(&a, &chunk), ST(LIMIT), "%s", a.err);
+	cr_assert(strstr(a.err, "max_parked_chunks 2"), "%s", a.err);
+}
+
+Test(room, recall_takes_parked_chunks_back)
+{
+	struct sr_expect expect;
+	struct sr_chunk chunk;
+
+	local_pair();
+	open_ok(2, 7, 0);
+	submit_all(2);
+	cr_assert_eq(sr_recall(&a, 2, 1), OK, "%s", a.err);
+	chunk = chunk_of(2, 2, 64, 8);
+	cr_assert_eq(sr_submit(&a, &chunk), ST(ORDER));
+	SR_UNTIL(&a, NULL, a.recalls == 1);
+	cr_assert_eq(a.recall_status, OK);
+	cr_assert_eq(a.recall_from, 1u);
+	/* Submitted again in other pieces. */
+	chunk = chunk_of(2, 1, 24, 8);
+	submit(&a, &chunk);
+	chunk = chunk_of(2, 2, 32, 32);
+	chunk.last = true;
+	submit(&a, &chunk);
+	cr_assert_eq(sr_recall(&a, 2, 0), OK, "%s", a.err);
+	SR_UNTIL(&a, NULL, a.recalls == 2);
+	cr_assert_eq(a.recall_from, 0u);
+	submit_all(2);
+	expect = expect_one(1);
+	expect_ok(&expect);
+	SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released);
+	cr_assert(a.ends[1].complete, "%s", a.ends[1].reason);
+	sr_pool_check(&dst, dst_pages, 0, 0, 64);
+}
+
+/* ---- the other ways to end ---------------------------------------------------------------------
+ */
+
+Test(room, aborts_reach_the_other_end)
+{
+	struct sr_expect expect;
+
+	local_pair();
+	for (unsigned round = 0; round < 4; round++) {
+		uint64_t who = round % 2 ? 1 : 2;
+
+		memset(a.ends, 0, sizeof(a.ends));
+		expect = expect_one(1);
+		expect_ok(&expect);
+		open_ok(2, 7, 0);
+		if (round >= 2)
+			SR_UNTIL(&a, NULL, a.ends[2].state == RS(READY));
+		cr_assert_eq(sr_abort(&a, who), OK);
+		SR_UNTIL(&a, NULL, a.ends[who].released);
+		if (round >= 2) {
+			SR_UNTIL(&a, NULL, a.ends[3 - who].released);
+			cr_assert_eq(a.ends[3 - who].status, ST(ABORTED));
+			cr_assert(strstr(a.ends[3 - who].reason, "the test says so"), "%s",
+				  a.ends[3 - who].reason);
+		}
+		cr_assert_eq(a.ends[who].status, ST(ABORTED));
+		/* What has not met may wait for the other: it is ended by hand. */
+		if (!a.ends[3 - who].released)
+			(void)sr_abort(&a, 3 - who);
+		SR_UNTIL(&a, NULL, a.owner.n_rooms == 0);
+		cr_assert_eq(dst.pool->pages_held, 0u);
+	}
+}
+
+Test(room, a_lost_client_fails_its_rooms_at_both_ends)
+{
+	struct kvp_room_owner other = { .id = 77, .max_rooms = 10, .name = "other" };
+	struct sr_expect expect;
+	Kvp__Open msg = KVP__OPEN__INIT;
+	Kvp__Side side = KVP__SIDE__INIT, *sides = &side;
+
+	local_pair();
+	expect = expect_one(1);
+	expect_ok(&expect);
+	side.page = 8;
+	side.dcp_size = side.interleave = 1;
+	msg.handle = 5;
+	msg.room = 7;
+	msg.sides = &sides;
+	msg.n_sides = 1;
+	cr_assert_eq(kvp_rooms_open(a.rooms, &other, src.pool, &msg, a.err), OK, "%s", a.err);
+	SR_UNTIL(&a, NULL, a.ends[1].state == RS(ACCEPTED));
+	kvp_rooms_owner_lost(a.rooms, &other, "its process ended");
+	cr_assert_eq(other.n_rooms, 0u);
+	SR_UNTIL(&a, NULL, a.ends[1].released);
+	cr_assert_eq(a.ends[1].status, ST(CLIENT_LOST));
+	cr_assert(a.ends[1].retry);
+	cr_assert(strstr(a.ends[1].reason, "its process ended"), "%s", a.ends[1].reason);
+	SR_UNTIL(&a, NULL, kvp_rooms_count(a.rooms) == 0);
+}
+
+Test(room, the_end_of_a_pool_fails_its_rooms)
+{
+	struct sr_expect expect;
+
+	local_pair();
+	expect = expect_one(1);
+	expect_ok(&expect);
+	open_ok(2, 7, 0);
+	SR_UNTIL(&a, NULL, a.ends[2].state == RS(READY));
+	kvp_rooms_pool_ends(a.rooms, src.pool, ST(POOL_GONE), "paused");
+	SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released);
+	cr_assert_eq(a.ends[1].status, ST(POOL_GONE));
+	cr_assert_eq(src.pool->n_users, 0u);
+	kvp_rooms_close(a.rooms);
+	cr_assert_eq(sr_expect(&a, &dst, &expect), ST(STOPPING), "%s", a.err);
+}
+
+/* ---- timers ------------------------------------------------------------------------------------
+ */
+
+Test(room, an_unreachable_peer_is_named)
+{
+	struct sr_expect expect;
+
+	local_pair();
+	expect = expect_one(1);
+	expect.senders[0].address = "127.0.0.1:9";
+	expect.timers.offer_ms = 200;
+	expect_ok(&expect);
+	SR_UNTIL(&a, NULL, a.ends[1].released);
+	cr_assert_eq(a.ends[1].status, ST(UNREACHABLE));
+	cr_assert(strstr(a.ends[1].reason, "127.0.0.1:9") &&
+			  strstr(a.ends[1].reason, "connection refused"),
+		  "%s", a.ends[1].reason);
+	cr_assert(a.ends[1].retry);
+}
+
+Test(room, an_open_that_does_not_come_times_out)
+{
+	struct sr_expect expect;
+
+	local_pair();
+	expect = expect_one(1);
+	expect.timers.open_ms = 100;
+	expect.senders[0].sender = 2;
+	expect_ok(&expect);
+	SR_UNTIL(&a, NULL, a.ends[1].released);
+	cr_assert_eq(a.ends[1].status, ST(TIMEOUT));
+	cr_assert(strstr(a.ends[1].reason, "sender 2 on node1") &&
+			  strstr(a.ends[1].reason, "has not opened"),
+		  "%s", a.ends[1].reason);
+}
+
+Test(room, a_lease_ends_or_is_renewed_or_declined)
+{
+	struct sr_open open = {
+		.handle = 2, .room = 7, .key = "0123456789abcdef", .timers.lease_ms = 200
+	};
+	Kvp__Renew renew = KVP__RENEW__INIT;
+	Kvp__Decline decline = KVP__DECLINE__INIT;
+
+	local_pair();
+	cr_assert_eq(sr_open(&a, &src, &open), OK);
+	renew.address = decline.address = (char *)self();
+	renew.room = decline.room = 7;
+	renew.key.data = decline.key.data = (uint8_t *)open.key;
+	renew.key.len = decline.key.len = 16;
+	renew.lease_ms = 400;
+	cr_assert_eq(kvp_rooms_renew(a.rooms, &renew, a.err), OK, "%s", a.err);
+	sr_run(&a, NULL, 280 * SR_MS);
+	cr_assert_eq(a.ends[2].state, RS(WAITING), "renewed");
+	SR_UNTIL(&a, NULL, a.ends[2].released);
+	cr_assert_eq(a.ends[2].status, ST(LEASE), "%s", a.ends[2].reason);
+	memset(&a.ends[2], 0, sizeof(a.ends[2]));
+	cr_assert_eq(sr_open(&a, &src, &open), OK);
+	decline.key.data = (uint8_t *)"0123456789abcdeX";
+	cr_assert_eq(kvp_rooms_decline(a.rooms, &decline, a.err), OK, "%s", a.err);
+	sr_run(&a, NULL, 20 * SR_MS);
+	cr_assert_eq(a.ends[2].state, RS(WAITING), "a wrong key does nothing");
+	decline.key.data = (uint8_t *)open.key;
+	decline.reason = (char *)"cancelled";
+	cr_assert_eq(kvp_rooms_decline(a.rooms, &decline, a.err), OK, "%s", a.err);
+	SR_UNTIL(&a, NULL, a.ends[2].released);
+	cr_assert_eq(a.ends[2].status, ST(DECLINED));
+	cr_assert(strstr(a.ends[2].reason, "cancelled"), "%s", a.ends[2].reason);
+}
+
+Test(room, a_fence_that_is_not_reached_times_out)
+{
+	static _Atomic uint64_t words[2];
+	static struct kvp_board board;
+	struct kvp_order_fence *order = calloc(1, sizeof(*order));
+	struct sr_open open = { .handle = 2, .room = 7, .timers.fence_ms = 150 };
+	struct sr_expect expect;
+	struct sr_chunk chunk;
+
+	local_pair();
+	kvp_board_init(&board, KVP_BOARD_FENCE, 1);
+	order->order.type = KVP_ORDER_FENCE_ADD;
+	order->board = &board;
+	order->words = words;
+	order->n_words = 2;
+	kvp_lane_order(a.lanes[0], &order->order);
+	expect = expect_one(1);
+	expect_ok(&expect);
+	cr_assert_eq(sr_open(&a, &src, &open), OK);
+	SR_UNTIL(&a, NULL, a.ends[2].state == RS(READY));
+	chunk = chunk_of(2, 0, 0, 64);
+	chunk.fence = (struct kvp_room_fence){ 1, 2 };
+	chunk.fence_value = 77;
+	chunk.last = true;
+	submit(&a, &chunk);
+	SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released);
+	cr_assert_eq(a.ends[2].status, ST(FENCE_TIMEOUT), "%s", a.ends[2].reason);
+	cr_assert(strstr(a.ends[2].reason, "value 77"), "%s", a.ends[2].reason);
+	cr_assert_eq(a.ends[1].status, ST(FENCE_TIMEOUT));
+	struct kvp_order_id *end = calloc(1, sizeof(*end));
+	end->order.type = KVP_ORDER_FENCE_END;
+	end->id = 1;
+	kvp_lane_order(a.lanes[0], &end->order);
+}
+
+/* ---- displays ----------------------------------------------------------------------------------
+ */
+
+struct seen {
+	unsigned n, live;
+	struct kvp_room_view last;
+};
+
+static bool see(void *arg, const struct kvp_room_view *view)
+{
+	struct seen *seen = arg;
+
+	seen->n++;
+	seen->live += !view->released;
+	seen->last = *view;
+	cr_assert_not_null(view->waits_text);
+	cr_assert_not_null(view->verdict);
+	cr_assert_not_null(view->mode);
+	return true;
+}
+
+Test(room, views_and_history)
+{
+	struct seen seen = { 0 };
+	struct kvp_room_leg_view leg;
+	struct sr_expect expect;
+
+	a.config.limits.history = 3;
+	local_pair();
+	expect = expect_one(1);
+	expect_ok(&expect);
+	kvp_rooms_each(a.rooms, see, &seen);
+	cr_assert_eq(seen.n, 1u);
+	cr_assert_str_eq(seen.last.label, "dest");
+	cr_assert_eq(seen.last.waits, (uint32_t)KVP_ROOM_WAITS_OPEN);
+	cr_assert_str_eq(seen.last.verdict, "engine");
+	cr_assert_eq(kvp_room_legs(a.rooms, seen.last.id, &leg, 1), 1u);
+	cr_assert_str_eq(leg.state, "offered");
+	cr_assert_str_eq(leg.mode, "local");
+	for (unsigned i = 0; i < 2; i++) {
+		open_ok(2, 7, 0);
+		submit_all(2);
+		SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released);
+		memset(a.ends, 0, sizeof(a.ends));
+		if (i == 0)
+			expect_ok(&expect);
+	}
+	memset(&seen, 0, sizeof(seen));
+	kvp_rooms_each(a.rooms, see, &seen);
+	cr_assert_eq(seen.n, 0u);
+	kvp_rooms_each_ended(a.rooms, see, &seen);
+	cr_assert_eq(seen.n, 3u, "limited by limits.history");
+	cr_assert_eq(seen.live, 0u);
+	cr_assert_str_eq(seen.last.verdict, "ok");
+	cr_assert_str_eq(seen.last.mode, "local");
+}
+
+/* ---- two nodes ---------------------------------------------------------------------------------
+ */
+
+static void two_nodes(void)
+{
+	sr_start(&a, true);
+	sr_start(&b, true);
+	sr_pool_make(&src, &a, &plain);
+	sr_pool_make(&dst, &b, &plain);
+	sr_pool_fill(&src, src_pages, 0, 0, 64);
+}
+
+Test(room, between_nodes)
+{
+	struct sr_expect expect;
+
+	two_nodes();
+	expect = expect_one(1);
+	cr_assert_eq(sr_expect(&b, &dst, &expect), OK, "%s", b.err);
+	open_ok(2, 7, 0);
+	SR_UNTIL(&a, &b, a.ends[2].state == RS(READY));
+	submit_all(2);
+	SR_UNTIL(&a, &b, b.ends[1].released && a.ends[2].released);
+	cr_assert(b.ends[1].complete && a.ends[2].complete, "%s", b.ends[1].reason);
+	cr_assert_eq(a.ends[2].delivered, 2u);
+	sr_pool_check(&dst, dst_pages, 0, 0, 64);
+}
+
+Test(room, offers_are_made_again_on_a_new_session)
+{
+	struct sr_expect expect;
+	char address[64];
+
+	/* Nobody listens yet: the offer waits for the peer. */
+	sr_start(&a, true);
+	(void)snprintf(address, sizeof(address), "%s", self());
+	sr_stop(&a);
+	sr_start(&b, true);
+	sr_pool_make(&dst, &b, &plain);
+	expect = expect_one(1);
+	expect.senders[0].address = address;
+	cr_assert_eq(sr_expect(&b, &dst, &expect), OK, "%s", b.err);
+	sr_run(&b, NULL, 100 * SR_MS);
+	cr_assert_eq(b.ends[1].state, RS(OFFERING));
+	for (unsigned i = 0; i < 2; i++) {
+		/* The first time the peer goes with the offer parked. */
+		struct kvp_rooms_stats stats = { 0 };
+
+		sr_init(&a, &loop, (uint8_t)(10 + i));
+		(void)snprintf(a.config.peer.listen, sizeof(a.config.peer.listen), "%s", address);
+		sr_start(&a, true);
+		while (stats.parked_offers == 0) {
+			sr_step(&b, &a);
+			kvp_rooms_stats(a.rooms, &stats);
+		}
+		if (i == 0)
+			sr_stop(&a);
+	}
+	cr_assert_eq(b.ends[1].state, RS(OFFERING));
+	sr_pool_make(&src, &a, &plain);
+	sr_pool_fill(&src, src_pages, 0, 0, 64);
+	open_ok(2, 7, 0);
+	submit_all(2);
+	SR_UNTIL(&a, &b, b.ends[1].released && a.ends[2].released);
+	cr_assert(b.ends[1].complete, "%s", b.ends[1].reason);
+	sr_pool_check(&dst, dst_pages, 0, 0, 64);
+}
+
+Test(room, a_lost_peer_fails_what_was_accepted)
+{
+	struct sr_expect expect;
+
+	two_nodes();
+	expect = expect_one(1);
+	cr_assert_eq(sr_expect(&b, &dst, &expect), OK, "%s", b.err);
+	open_ok(2, 7, 0);
+	SR_UNTIL(&a, &b, a.ends[2].state == RS(READY) && b.ends[1].state == RS(ACCEPTED));
+	kvp_peers_stop(b.peers);
+	SR_UNTIL(&a, &b, b.ends[1].released && a.ends[2].released);
+	cr_assert_eq(a.ends[2].status, ST(PEER_LOST), "%s", a.ends[2].reason);
+	cr_assert(strstr(a.ends[2].reason, "node2"), "%s", a.ends[2].reason);
+	cr_assert(a.ends[2].retry);
+}
+
+Test(room, aborted_in_motion_between_nodes)
+{
+	struct sr_expect expect;
+	struct sr_chunk chunk;
+
+	two_nodes();
+	for (unsigned round = 0; round < 6; round++) {
+		memset(a.ends, 0, sizeof(a.ends));
+		memset(b.ends, 0, sizeof(b.ends));
+		expect = expect_one(1);
+		cr_assert_eq(sr_expect(&b, &dst, &expect), OK, "%s", b.err);
+		open_ok(2, 7, 0);
+		SR_UNTIL(&a, &b, a.ends[2].state == RS(READY));
+		chunk = chunk_of(2, 0, 0, 40);
+		submit(&a, &chunk);
+		if (round % 3 == 1)
+			SR_UNTIL(&a, &b, a.ends[2].source_free == 1);
+		cr_assert_eq(round % 2 ? sr_abort(&a, 2) : sr_abort(&b, 1), OK);
+		SR_UNTIL(&a, &b, b.ends[1].released && a.ends[2].released);
+		cr_assert(b.ends[1].failed && a.ends[2].failed);
+		cr_assert_eq(a.ends[2].source_free, 1u);
+		cr_assert_eq(dst.pool->pages_held, 0u);
+	}
+}
