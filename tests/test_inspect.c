@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -338,4 +340,60 @@ Test(inspect, stop_fails_rooms_with_the_reason)
 	engine_end(&engine);
 	cr_assert_eq(support_daemon_stop(&daemon_), 0);
 	support_daemon_clean(&daemon_);
+}
+
+/* A thread of the daemon other than the loop; 0: none. */
+static pid_t lane_thread(void)
+{
+	char path[64];
+	pid_t tid = 0;
+	struct dirent *entry;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", (int)daemon_.pid);
+	dir = opendir(path);
+	cr_assert(dir);
+	while ((entry = readdir(dir))) {
+		int id = (int)strtol(entry->d_name, NULL, 10);
+
+		if (id > 0 && id != daemon_.pid)
+			tid = id;
+	}
+	closedir(dir);
+	return tid;
+}
+
+/* Stops one thread as a hanging driver call would: the loop goes on, answers, and tells. */
+Test(inspect, a_stuck_lane_fails_its_rooms)
+{
+	struct engine engine;
+	struct kvp_room_state state;
+	pid_t tid;
+	cJSON *json;
+
+	support_daemon_start(&daemon_, "[lane]\nstuck_after = 300ms");
+	engine_begin(&engine);
+	tid = lane_thread();
+	cr_assert_neq(tid, 0);
+	if (ptrace(PTRACE_SEIZE, tid, NULL, NULL) < 0)
+		cr_skip_test("may not trace a thread here");
+	cr_assert_eq(ptrace(PTRACE_INTERRUPT, tid, NULL, NULL), 0);
+	cr_assert_eq(waitpid(tid, NULL, __WALL), tid);
+	open_room(&engine, 3);
+	state = wait_room(&engine, engine.open, KVP_WAIT_TERMINAL);
+	cr_assert_eq(state.status, KVP_STATUS_LANE_STUCK, "%s", state.reason);
+	cr_assert(strstr(state.reason, "lane host"), "%s", state.reason);
+	cr_assert_eq(state.released, 0);
+	json = ask(&engine, "status", NULL);
+	cr_assert_str_eq(text(get(json, "slow_paths", 0), "name"), "lanes_stuck");
+	cJSON_Delete(json);
+
+	cr_assert_eq(ptrace(PTRACE_DETACH, tid, NULL, NULL), 0);
+	cr_assert_eq(wait_room(&engine, engine.open, KVP_WAIT_RELEASED).released, 1);
+	expect(&engine, 4);
+	open_room(&engine, 4);
+	submit(&engine);
+	cr_assert_eq(wait_room(&engine, engine.expect, KVP_WAIT_TERMINAL).complete, 1);
+	engine_end(&engine);
+	support_daemon_end(&daemon_);
 }
