@@ -281,12 +281,13 @@ class DecodeRank:
         pages = request.pages(n, shape.decode_pages, 99)  # the same list at every rank
         self.table = Table(pages, shape.page, shape.dcp_size, self.rank, shape.interleave)
         if request.prefix:
-            self._load(2 * request.room, 0, request.prefix, slot=1)
-        aux = self._load(2 * request.room + 1, request.prefix, end, slot=0)
+            self._load(2 * request.room, 0, request.prefix, slot=1, meta_from=-1)
+        last = shape.stages - 1
+        aux = self._load(2 * request.room + 1, request.prefix, end, slot=0, meta_from=last)
         self._spoil(end)
         return self._answer(int.from_bytes(aux, "little"), end, request.steps)
 
-    def _load(self, number: int, prefix: int, end: int, slot: int) -> bytes:
+    def _load(self, number: int, prefix: int, end: int, slot: int, meta_from: int) -> bytes:
         shape = self.shape
         side = kvpack.Side(
             page=shape.page,
@@ -305,7 +306,7 @@ class DecodeRank:
             end=end,
             dest=self.rank,
             segments=self.caches.segments(slot),
-            meta_from=shape.stages - 1,
+            meta_from=meta_from,
         )
         with self.client.expect(expect) as room:
             room.wait(SECS)
