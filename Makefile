@@ -8,6 +8,7 @@
 # make check-rdma   RDMA verbs for real: soft RoCE in a QEMU guest, which it builds from Debian packages
 # make fuzz T=msg SECS=60    one libFuzzer target    make deps        only the Debian packages
 # make lint         clang-tidy and cppcheck          make format      (format-check only looks)
+# make parity       a model says the same when its cache was moved      make python      the wheel, into build/
 # make top          ten longest functions            make install     (uninstall) PREFIX, DESTDIR
 #
 # Knobs, given as make KNOB=value:
@@ -77,8 +78,8 @@ RUN_ENV := KVP_TOP=$(CURDIR) KVP_BIN=$(CURDIR)/$(BUILD)
 CH_FILES = $(wildcard $(shell git ls-files -co --exclude-standard '*.[ch]'))
 C_FILES = $(filter %.c,$(CH_FILES))
 
-.PHONY: all tests help deps check check-rdma asan tsan valgrind bench demo run-check run-rdma \
-	run-stress run-valgrind run-bench run-demo fuzz lint format format-check top clean install uninstall
+.PHONY: all tests help deps check check-rdma asan tsan valgrind bench demo parity python run-check run-rdma \
+	run-stress run-valgrind run-bench run-demo run-parity fuzz lint format format-check top clean install uninstall
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -153,7 +154,7 @@ tsan: deps
 	$(sub) KVP_TEST=1 SAN=thread run-stress
 valgrind: deps
 	$(sub) KVP_TEST=1 run-valgrind
-bench demo: deps
+bench demo parity: deps
 	$(sub) run-$@
 run-check: tests
 	@$(RUN_ENV) tests/run.sh $(call pick,test) $(if $(T),,$(call pick,fuzz stress replay) tests/layers.sh tests/symbols.sh $(wildcard tests/check_*.sh))
@@ -167,6 +168,11 @@ run-bench: all $(call pick,bench)
 	@KVP_SHOW=1 KVP_JOBS=1 $(RUN_ENV) tests/run.sh $(call pick,bench)
 run-demo: all $(call bin,tests/demo*.c)
 	@$(if $(wildcard tests/demo.c),$(RUN_ENV) UCX_LOG_LEVEL=error $(BUILD)/tests/demo)
+run-parity: all
+	@$(RUN_ENV) tests/parity/run.sh
+python: deps
+	@rm -rf build/python && mkdir -p build && cp -r client/python build/python
+	@cd build/python && /usr/bin/python3 -m pip wheel -q --no-build-isolation --no-deps --no-index -w .. . && ls -1 $(CURDIR)/build/*.whl
 fuzz: deps
 	$(sub) CC=clang SAN=address,undefined FUZZ=1 build/fuzz-clang/tests/fuzz_$(T)
 	@mkdir -p build/fuzz-clang/$(T) tests/corpus/$(T)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Type
 
 from . import _abi
-from .errors import InvalidError, KvpackError, WaitTimeout, error_of, error_of_call
+from .errors import InvalidError, KvpackError, Status, WaitTimeout, error_of, error_of_call
 from .fence import Fence
 from .pool import Entry, Pool, distinct
 from .room import Expect, Open, PackedExpect, PackedOpen, Room, RoomState, state_of
@@ -272,7 +272,7 @@ class Client:
         state = _abi.kvp_room_state(size=ctypes.sizeof(_abi.kvp_room_state))
         code = _abi.lib().kvp_room_state(self._live(), ident, ctypes.byref(state))
         if code < 0:
-            raise error_of_call(-code, 0, f"room end {ident} is not known")
+            raise error_of_call(-code, Status.NOT_FOUND, f"room end {ident} is not known")
         return state_of(state)
 
     def _forget(self, ident: int) -> None:

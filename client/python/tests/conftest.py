@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Iterator, Tuple
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "examples")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "examples"), str(HERE.parent)]
 
 import pytest  # noqa: E402
 from rig import Daemon, Rig  # noqa: E402
