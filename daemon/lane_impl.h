@@ -30,6 +30,9 @@
 #define KVP_LANE_TURN_PROGRESS 16u
 #define KVP_LANE_TURN_GATHER_BYTES (8u << 20)
 #define KVP_LANE_TURN_WANTS 64u
+/* Packed bytes that an endpoint may have in the transport's hands before more is packed for it:
+ * what is packed early has left the cache when it is sent. */
+#define KVP_LANE_PACKED_BYTES (1u << 20)
 #define KVP_LANE_TURN_LOCAL_BYTES (8u << 20)
 /* Fences are looked at again after this, twice as long each time. */
 #define KVP_LANE_FENCE_MIN_NS UINT64_C(20000)
@@ -123,6 +126,7 @@ struct kvp_link {
 	/* sender */
 	uint32_t wants_out;           /* wants without a grant */
 	uint32_t sending;             /* payloads in the transport's hands */
+	uint64_t in_flight;           /* packed bytes among them */
 	struct kvp_tx_legs ready;     /* legs with a piece to want, served in turns */
 	struct kvp_tx_pieces wanted;  /* no grant yet, not packed */
 	struct kvp_tx_pieces granted; /* to be packed, sent */

@@ -166,6 +166,8 @@ bool kvp_tx_give(struct kvp_tx_piece *piece, const uint8_t *from, uint64_t offse
 	}
 	piece->sends++;
 	link->sending++;
+	if (piece->slot)
+		link->in_flight += bytes;
 	lane->counts.bytes_sent += bytes;
 	kvp_board_once(&piece->leg->tx->order->board->first_data_ns, lane->now_ns);
 	return true;
@@ -197,7 +199,8 @@ static int piece_advance(struct kvp_tx_piece *piece, uint64_t *budget)
 		return kvp_tx_raw(piece) ? 1 : -1;
 	}
 	if (!piece->slot) {
-		if (*budget < piece->bytes || !kvp_tx_pack(piece))
+		if (*budget < piece->bytes ||
+		    piece->leg->link->in_flight >= KVP_LANE_PACKED_BYTES || !kvp_tx_pack(piece))
 			return -1;
 		*budget -= piece->bytes;
 	}
@@ -369,6 +372,8 @@ void kvp_tx_sent(struct kvp_lane *lane, struct kvp_tx_piece *piece, int status)
 	(void)lane;
 	piece->sends--;
 	leg->link->sending--;
+	if (piece->slot)
+		leg->link->in_flight -= piece->bytes;
 	if (leg->dropped) {
 		sent_dropped(piece);
 		return;

@@ -1,0 +1,706 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* A peer that does not play by the rules: it speaks to a lane through a transport of its own. */
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/kvpack.pb-c.h"
+#include "proto/wire.h"
+#include "tests/support_lane.h"
+
+#define SLOT 65536u
+#define END 2000u
+
+struct raw {
+	struct lt lt;
+	struct kvp_lane *lane;
+	struct kvp_net *net; /* the peer's */
+	struct kvp_net_ep *ep;
+	struct kvp_board ep_board; /* the lane's endpoint to it */
+	struct lt_pipe pipe;       /* only its ids are used */
+	struct lt_pool src, dst;
+	struct lt_room room;
+	union kvp_wire_msg got[256]; /* answers, oldest first */
+	uint32_t n_got;
+	uint32_t n_sent_back; /* sends that are over */
+	uint8_t sink[SLOT];
+	struct kvp_wire_want want; /* the first of a proper room */
+	struct kvp_wire_data last_data;
+};
+
+/* ---- the peer's transport -------------------------------------------------------------------- */
+
+static void *on_message(void *arg, const void *hdr, size_t hdr_bytes, size_t bytes)
+{
+	struct raw *raw = arg;
+
+	cr_assert_leq(hdr_bytes, sizeof(raw->got[0]));
+	if (bytes > 0) {
+		memcpy(&raw->last_data, hdr, sizeof(raw->last_data));
+		return bytes <= sizeof(raw->sink) ? raw->sink : NULL;
+	}
+	if (raw->n_got < KVP_ARRAY_SIZE(raw->got))
+		memcpy(&raw->got[raw->n_got++], hdr, hdr_bytes);
+	return NULL;
+}
+
+static void on_data(void *arg, const void *hdr, size_t hdr_bytes, const void *data, size_t bytes)
+{
+	(void)arg;
+	(void)hdr;
+	(void)hdr_bytes;
+	(void)data;
+	(void)bytes;
+}
+
+static void on_lost(void *arg, const void *hdr, size_t hdr_bytes, void *place)
+{
+	(void)arg;
+	(void)hdr;
+	(void)hdr_bytes;
+	(void)place;
+}
+
+static void on_sent(void *arg, void *req, int status)
+{
+	struct raw *raw = arg;
+
+	(void)status;
+	free(req);
+	raw->n_sent_back++;
+}
+
+static void on_failed(void *arg, struct kvp_net_ep *ep, int status)
+{
+	(void)arg;
+	(void)ep;
+	(void)status;
+}
+
+static void on_closed(void *arg, void *ep_arg)
+{
+	(void)arg;
+	(void)ep_arg;
+}
+
+static const struct kvp_net_events events = { on_message, on_data,   on_lost,
+					      on_sent,    on_failed, on_closed };
+
+static void peer_progress(struct raw *raw)
+{
+	while (kvp_net_ucx.progress(raw->net) > 0)
+		;
+}
+
+static void peer_send(struct raw *raw, const void *hdr, size_t hdr_bytes, size_t payload)
+{
+	uint8_t *bytes = payload ? calloc(1, payload) : NULL;
+	int r;
+
+	do {
+		r = kvp_net_ucx.send(raw->net, raw->ep, hdr, hdr_bytes, bytes, payload, bytes);
+		peer_progress(raw);
+	} while (r == -EAGAIN);
+	cr_assert_eq(r, 0);
+}
+
+struct answer_wait {
+	struct raw *raw;
+	enum kvp_wire_type type;
+	union kvp_wire_msg *out;
+};
+
+static bool has_answer(void *arg)
+{
+	struct answer_wait *wait = arg;
+	struct raw *raw = wait->raw;
+
+	peer_progress(raw);
+	for (uint32_t i = 0; i < raw->n_got; i++) {
+		if (raw->got[i].head.type != wait->type)
+			continue;
+		*wait->out = raw->got[i];
+		raw->n_got--;
+		memmove(&raw->got[i], &raw->got[i + 1], (raw->n_got - i) * sizeof(raw->got[0]));
+		return true;
+	}
+	return false;
+}
+
+static union kvp_wire_msg peer_wait(struct raw *raw, enum kvp_wire_type type)
+{
+	union kvp_wire_msg msg;
+	struct answer_wait wait = { raw, type, &msg };
+
+	lt_wait_until(&raw->lt, has_answer, &wait, "an answer of the lane");
+	return msg;
+}
+
+struct board_wait {
+	struct raw *raw;
+	struct kvp_board *board;
+	uint32_t flags;
+};
+
+static bool board_has(void *arg)
+{
+	struct board_wait *wait = arg;
+
+	peer_progress(wait->raw);
+	return kvp_board_flags(wait->board) & wait->flags;
+}
+
+static void peer_wait_board(struct raw *raw, struct kvp_board *board, uint32_t flags)
+{
+	struct board_wait wait = { raw, board, flags };
+
+	lt_wait_until(&raw->lt, board_has, &wait, "a board");
+}
+
+/* ---- the lane's side ------------------------------------------------------------------------- */
+
+static void lane_endpoint(struct raw *raw)
+{
+	struct kvp_order_ep *order = calloc(1, sizeof(*order));
+	uint8_t addr[KVP_NET_ADDR_MAX];
+	int n = kvp_net_ucx.address(raw->net, addr, sizeof(addr));
+
+	cr_assert_gt(n, 0);
+	kvp_board_init(&raw->ep_board, KVP_BOARD_EP, lt_id(&raw->lt));
+	order->order.type = KVP_ORDER_EP_ADD;
+	order->board = &raw->ep_board;
+	order->session = 1;
+	order->addr_bytes = (uint32_t)n;
+	order->addr = malloc((size_t)n);
+	memcpy(order->addr, addr, (size_t)n);
+	kvp_lane_order(raw->lane, &order->order);
+	raw->pipe.a.id = raw->pipe.b.id = raw->ep_board.id;
+}
+
+static void peer_open(struct raw *raw)
+{
+	const struct kvp_net_config config = { .events = &events, .arg = raw, .interface = "lo" };
+	char err[256] = "";
+	uint32_t bytes;
+	const void *addr = kvp_lane_address(raw->lane, &bytes);
+
+	cr_assert_eq(kvp_net_ucx.open(&raw->net, &config, err, sizeof(err)), 0, "%s", err);
+	cr_assert_eq(kvp_net_ucx.ep_open(raw->net, addr, bytes, NULL, &raw->ep), 0);
+}
+
+/* The first want of a proper sender for [0, END) in one chunk. */
+static void proper_want(struct raw *raw)
+{
+	struct kvp_lane_geom geom = lt_geom(&raw->room, 0, 0);
+	uint32_t n_parts;
+
+	raw->want = (struct kvp_wire_want){
+		.head = kvp_wire_head(KVP_WIRE_WANT),
+		.generation = raw->room.dests[0].board.id,
+		.cookie = 0x1234,
+		.tokens = END,
+		.entry_set = { 3 },
+		.pieces = KVP_DIV_UP(END, geom.piece_tokens),
+		.last = 1,
+		.kind = KVP_WIRE_ROWS,
+	};
+	raw->want.bytes = kvp_piece_layout(&geom.geom, raw->want.entry_set, 0,
+					   KVP_MIN(geom.piece_tokens, END), NULL, &n_parts);
+	free(geom.block);
+}
+
+static void raw_room(struct raw *raw)
+{
+	raw->room = (struct lt_room){ .lt = &raw->lt,
+				      .room = 42,
+				      .end = END,
+				      .n_senders = 1,
+				      .n_dests = 1,
+				      .meta_from = -1,
+				      .slot_bytes = SLOT,
+				      .pipe = &raw->pipe };
+	raw->room.senders[0].pool = &raw->src;
+	raw->room.dests[0].pool = &raw->dst;
+	raw->n_got = 0;
+}
+
+static void raw_begin_rx(struct raw *raw)
+{
+	raw_room(raw);
+	lt_room_begin_rx(&raw->room);
+	proper_want(raw);
+}
+
+static void raw_end_rx(struct raw *raw)
+{
+	struct kvp_board *board = &raw->room.dests[0].board;
+
+	lt_order_id(raw->lane, KVP_ORDER_RX_END, board->id, 0);
+	lt_wait(&raw->lt, board, KVP_BOARD_QUIET);
+}
+
+static struct raw *raw_make(void)
+{
+	struct raw *raw = calloc(1, sizeof(*raw));
+	struct kvp_lane_config config = {
+		.slots = 8, .slot_bytes = SLOT, .pack = true, .net = &kvp_net_ucx
+	};
+	struct lt_shape shape = { .page = 64,
+				  .dcp_size = 1,
+				  .interleave = 1,
+				  .n_pages = 32,
+				  .layers = 2,
+				  .row_bytes = 576 };
+
+	cr_assert(raw);
+	lt_begin(&raw->lt);
+	raw->lane = lt_lane(&raw->lt, &config);
+	peer_open(raw);
+	lane_endpoint(raw);
+	lt_pool_make(&raw->src, &raw->lt, raw->lane, &shape);
+	shape.dcp_size = 2;
+	shape.n_pages = 16;
+	lt_pool_make(&raw->dst, &raw->lt, raw->lane, &shape);
+	return raw;
+}
+
+static void raw_end(struct raw *raw)
+{
+	lt_order_id(raw->lane, KVP_ORDER_EP_END, raw->ep_board.id, 0);
+	peer_wait_board(raw, &raw->ep_board, KVP_BOARD_QUIET);
+	lt_pool_end(&raw->src);
+	lt_pool_end(&raw->dst);
+	kvp_net_ucx.close(raw->net);
+	lt_end(&raw->lt);
+	free(raw);
+}
+
+/* ---- wants ----------------------------------------------------------------------------------- */
+
+struct bad_want {
+	const char *text;
+	Kvp__Status status;
+	void (*spoil)(struct kvp_wire_want *want);
+};
+
+static void bad_seq(struct kvp_wire_want *want)
+{
+	want->seq = 1;
+}
+static void bad_piece(struct kvp_wire_want *want)
+{
+	want->piece = 1;
+}
+static void bad_start(struct kvp_wire_want *want)
+{
+	want->start = 1;
+	want->tokens--;
+}
+static void past_end(struct kvp_wire_want *want)
+{
+	want->tokens++;
+}
+static void overflow(struct kvp_wire_want *want)
+{
+	want->start = UINT64_MAX - 5;
+	want->tokens = UINT64_MAX - 5;
+}
+static void huge(struct kvp_wire_want *want)
+{
+	want->tokens = UINT64_MAX;
+}
+static void short_last(struct kvp_wire_want *want)
+{
+	want->tokens--;
+}
+static void few_entries(struct kvp_wire_want *want)
+{
+	want->entry_set[0] = 1;
+}
+static void strange_entry(struct kvp_wire_want *want)
+{
+	want->entry_set[7] = UINT64_C(1) << 63;
+}
+static void no_pieces(struct kvp_wire_want *want)
+{
+	want->pieces = 0;
+}
+static void few_pieces(struct kvp_wire_want *want)
+{
+	want->pieces = 1;
+}
+static void bad_last(struct kvp_wire_want *want)
+{
+	want->last = 2;
+}
+static void bad_kind(struct kvp_wire_want *want)
+{
+	want->kind = KVP_WIRE_META;
+}
+static void bad_bytes(struct kvp_wire_want *want)
+{
+	want->bytes += 576;
+}
+static void huge_bytes(struct kvp_wire_want *want)
+{
+	want->bytes = UINT64_MAX;
+}
+static void segment_piece(struct kvp_wire_want *want)
+{
+	*want = (struct kvp_wire_want){ .head = want->head,
+					.generation = want->generation,
+					.cookie = want->cookie,
+					.pieces = 1,
+					.kind = KVP_WIRE_SEGMENT,
+					.segment = 9,
+					.bytes = 10,
+					.total = 10 };
+}
+static void meta_piece(struct kvp_wire_want *want)
+{
+	segment_piece(want);
+	want->kind = KVP_WIRE_META;
+}
+static void unknown_kind(struct kvp_wire_want *want)
+{
+	segment_piece(want);
+	want->kind = 77;
+}
+static void full_empty(struct kvp_wire_want *want)
+{
+	segment_piece(want);
+	want->kind = KVP_WIRE_EMPTY;
+}
+
+static const struct bad_want bad_wants[] = {
+	{ "seq 1, expected 0", KVP__STATUS__STATUS_ORDER, bad_seq },
+	{ "expected seq 0 piece 0", KVP__STATUS__STATUS_ORDER, bad_piece },
+	{ "has ended at 0", KVP__STATUS__STATUS_ORDER, bad_start },
+	{ "end past 2000", KVP__STATUS__STATUS_ORDER, past_end },
+	{ "end past 2000", KVP__STATUS__STATUS_ORDER, overflow },
+	{ "end past 2000", KVP__STATUS__STATUS_ORDER, huge },
+	{ "ends at 1999, not 2000", KVP__STATUS__STATUS_ORDER, short_last },
+	{ "entry 1 ends at 0", KVP__STATUS__STATUS_ORDER, few_entries },
+	{ "entry 511", KVP__STATUS__STATUS_MISMATCH, strange_entry },
+	{ "0 pieces", KVP__STATUS__STATUS_PROTOCOL, no_pieces },
+	{ "1 pieces", KVP__STATUS__STATUS_PROTOCOL, few_pieces },
+	{ "last is 2", KVP__STATUS__STATUS_PROTOCOL, bad_last },
+	{ "kind 3", KVP__STATUS__STATUS_PROTOCOL, bad_kind },
+	{ "here it takes", KVP__STATUS__STATUS_MISMATCH, bad_bytes },
+	{ "slots have 65536", KVP__STATUS__STATUS_MISMATCH, huge_bytes },
+	{ "segment 9 is not expected", KVP__STATUS__STATUS_MISMATCH, segment_piece },
+	{ "meta from this sender", KVP__STATUS__STATUS_MISMATCH, meta_piece },
+	{ "kind 77", KVP__STATUS__STATUS_PROTOCOL, unknown_kind },
+	{ "empty piece", KVP__STATUS__STATUS_PROTOCOL, full_empty },
+};
+
+Test(lane_hostile, wants)
+{
+	struct raw *raw = raw_make();
+
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(bad_wants); i++) {
+		struct kvp_board *board = &raw->room.dests[0].board;
+		struct kvp_wire_want want;
+		union kvp_wire_msg refuse;
+
+		raw_begin_rx(raw);
+		want = raw->want;
+		bad_wants[i].spoil(&want);
+		peer_send(raw, &want, sizeof(want), 0);
+		refuse = peer_wait(raw, KVP_WIRE_REFUSE);
+		cr_assert_eq(refuse.refuse.cookie, 0x1234);
+		peer_wait_board(raw, board, KVP_BOARD_FAILED);
+		cr_assert_eq(board->status, bad_wants[i].status, "%zu: %s", i, board->text);
+		cr_assert(strstr(board->text, bad_wants[i].text), "%zu: %s", i, board->text);
+		raw_end_rx(raw);
+	}
+	raw_end(raw);
+}
+
+Test(lane_hostile, wants_beyond_the_window)
+{
+	struct raw *raw = raw_make();
+	struct kvp_board *board = &raw->room.dests[0].board;
+	uint32_t n;
+
+	raw_begin_rx(raw);
+	n = raw->want.pieces;
+	cr_assert_gt(n, KVP_WIRE_LEG_WINDOW);
+	for (uint32_t i = 0; i <= KVP_WIRE_LEG_WINDOW; i++) {
+		peer_send(raw, &raw->want, sizeof(raw->want), 0);
+		raw->want.piece++;
+	}
+	peer_wait_board(raw, board, KVP_BOARD_FAILED);
+	cr_assert_eq(board->status, KVP__STATUS__STATUS_LIMIT, "%s", board->text);
+	raw_end_rx(raw);
+	raw_end(raw);
+}
+
+/* ---- data ------------------------------------------------------------------------------------ */
+
+static bool dropped_all(void *arg)
+{
+	struct raw *raw = arg;
+
+	peer_progress(raw);
+	return lt_status(raw->lane).no_token >= 6;
+}
+
+/* Data that names no live token goes nowhere; the room goes on. */
+Test(lane_hostile, tokens)
+{
+	struct raw *raw = raw_make();
+	union kvp_wire_msg grant;
+	struct kvp_wire_data data = { .head = kvp_wire_head(KVP_WIRE_DATA) }, bad;
+
+	raw_begin_rx(raw);
+	peer_send(raw, &raw->want, sizeof(raw->want), 0);
+	grant = peer_wait(raw, KVP_WIRE_GRANT);
+	cr_assert_eq(grant.grant.cookie, 0x1234);
+	cr_assert_eq(grant.grant.mode, KVP_WIRE_LANDING);
+	data.token = grant.grant.token;
+	data.slot = grant.grant.slot;
+	data.total = raw->want.bytes;
+
+	bad = data;
+	bad.token ^= 1;
+	peer_send(raw, &bad, sizeof(bad), raw->want.bytes);
+	bad.token = 0;
+	peer_send(raw, &bad, sizeof(bad), raw->want.bytes);
+	bad = data;
+	bad.slot ^= 1;
+	peer_send(raw, &bad, sizeof(bad), raw->want.bytes);
+	bad.slot = 8;
+	peer_send(raw, &bad, sizeof(bad), raw->want.bytes);
+	bad.slot = UINT32_MAX;
+	peer_send(raw, &bad, sizeof(bad), 3u << 20);
+
+	peer_send(raw, &data, sizeof(data), raw->want.bytes);
+	cr_assert_eq(peer_wait(raw, KVP_WIRE_LANDED).landed.cookie, 0x1234);
+	peer_send(raw, &data, sizeof(data), raw->want.bytes); /* a replay */
+	lt_wait_until(&raw->lt, dropped_all, raw, "drops");
+	cr_assert_eq(lt_status(raw->lane).no_token, 6);
+	cr_assert_not(kvp_board_flags(&raw->room.dests[0].board) & KVP_BOARD_FAILED);
+	raw_end_rx(raw);
+	raw_end(raw);
+}
+
+static void bad_data(uint64_t offset, uint64_t total_more, size_t payload_less)
+{
+	struct raw *raw = raw_make();
+	struct kvp_board *board = &raw->room.dests[0].board;
+	struct kvp_wire_data data = { .head = kvp_wire_head(KVP_WIRE_DATA) };
+	union kvp_wire_msg grant;
+
+	raw_begin_rx(raw);
+	peer_send(raw, &raw->want, sizeof(raw->want), 0);
+	grant = peer_wait(raw, KVP_WIRE_GRANT);
+	data.token = grant.grant.token;
+	data.slot = grant.grant.slot;
+	data.total = raw->want.bytes + total_more;
+	data.offset = offset;
+	peer_send(raw, &data, sizeof(data), raw->want.bytes - payload_less);
+	peer_wait_board(raw, board, KVP_BOARD_FAILED);
+	cr_assert_eq(board->status, KVP__STATUS__STATUS_PROTOCOL, "%s", board->text);
+	raw_end_rx(raw);
+	lt_pool_check(&raw->dst, 1, 0, 0, 0); /* nothing was written */
+	raw_end(raw);
+}
+
+Test(lane_hostile, data_that_does_not_fit)
+{
+	bad_data(1, 0, 0);
+	bad_data(UINT64_MAX - 100, 0, 0);
+	bad_data(0, 1, 0);
+	bad_data(0, 0, 1);
+	bad_data(576, 0, 10);
+}
+
+/* The same row twice, while another never comes. */
+Test(lane_hostile, a_row_twice)
+{
+	struct raw *raw = raw_make();
+	struct kvp_board *board = &raw->room.dests[0].board;
+	struct kvp_wire_data data = { .head = kvp_wire_head(KVP_WIRE_DATA) };
+	union kvp_wire_msg grant;
+
+	raw_begin_rx(raw);
+	peer_send(raw, &raw->want, sizeof(raw->want), 0);
+	grant = peer_wait(raw, KVP_WIRE_GRANT);
+	data.token = grant.grant.token;
+	data.slot = grant.grant.slot;
+	data.total = raw->want.bytes;
+	peer_send(raw, &data, sizeof(data), 576);
+	peer_send(raw, &data, sizeof(data), 576);
+	peer_wait_board(raw, board, KVP_BOARD_FAILED);
+	cr_assert_eq(board->status, KVP__STATUS__STATUS_PROTOCOL, "%s", board->text);
+	raw_end_rx(raw);
+	raw_end(raw);
+}
+
+/* ---- noise ----------------------------------------------------------------------------------- */
+
+static uint64_t random_state = 88172645463325252u;
+
+static uint64_t rnd(void)
+{
+	random_state ^= random_state << 13;
+	random_state ^= random_state >> 7;
+	random_state ^= random_state << 17;
+	return random_state;
+}
+
+/* A message of a right type and size with some bytes changed, or one of random bytes. */
+static size_t noise(struct raw *raw, union kvp_wire_msg *msg)
+{
+	static const size_t sizes[] = { 0, 152, 40, 40, 16, 24, 24 };
+	uint8_t *bytes = (uint8_t *)msg;
+	size_t n = 1 + rnd() % sizeof(*msg);
+
+	for (size_t i = 0; i < sizeof(*msg); i++)
+		bytes[i] = (uint8_t)rnd();
+	if (rnd() % 8 == 0)
+		return n;
+
+	msg->head = kvp_wire_head((enum kvp_wire_type)(1 + rnd() % 6));
+	n = sizes[msg->head.type];
+	if (msg->head.type == KVP_WIRE_WANT) {
+		msg->want = raw->want;
+		for (uint64_t i = rnd() % 4; i > 0; i--)
+			bytes[sizeof(msg->head) + rnd() % (n - sizeof(msg->head))] ^=
+				(uint8_t)(1u << rnd() % 8);
+	} else if (msg->head.type == KVP_WIRE_RETURN) {
+		msg->ret.generation = raw->want.generation;
+		msg->ret.sender = (uint32_t)(rnd() % 2);
+	} else if (msg->head.type == KVP_WIRE_DATA) {
+		msg->data.slot = (uint32_t)(rnd() % 10);
+	}
+	return n;
+}
+
+static bool all_back(void *arg)
+{
+	struct raw *raw = arg;
+
+	peer_progress(raw);
+	raw->n_got = 0;
+	return raw->n_sent_back >= 500;
+}
+
+Test(lane_hostile, noise)
+{
+	struct raw *raw = raw_make();
+	struct kvp_lane_status status;
+
+	for (uint32_t round = 0; round < 200; round++) {
+		raw_begin_rx(raw);
+		for (uint32_t i = 0; i < 50; i++) {
+			union kvp_wire_msg msg;
+			size_t n = noise(raw, &msg);
+			bool payload = msg.head.type == KVP_WIRE_DATA ? rnd() % 8 : !(rnd() % 16);
+
+			peer_send(raw, &msg, n, payload ? 1 + rnd() % 70000 : 0);
+			if (raw->n_got > 200)
+				raw->n_got = 0;
+		}
+		raw_end_rx(raw);
+	}
+	lt_wait_until(&raw->lt, all_back, raw, "sends to end");
+	status = lt_status(raw->lane);
+	cr_assert_gt(status.bad_messages, 0);
+	cr_assert_gt(status.no_token, 0);
+	cr_assert_gt(status.stale, 0);
+	lt_pool_check(&raw->dst, 1, 0, 0, 0);
+	raw_end(raw);
+}
+
+/* ---- a receiver ------------------------------------------------------------------------------ */
+
+static union kvp_wire_msg raw_begin_tx(struct raw *raw)
+{
+	raw_room(raw);
+	kvp_board_init(&raw->room.dests[0].board, KVP_BOARD_RX, lt_id(&raw->lt));
+	lt_room_begin_tx(&raw->room, 0);
+	lt_room_start_tx(&raw->room, 0);
+	lt_submit_all(&raw->room, 0, END);
+	return peer_wait(raw, KVP_WIRE_WANT);
+}
+
+static void raw_end_tx(struct raw *raw)
+{
+	struct kvp_board *board = &raw->room.senders[0].board;
+
+	lt_order_id(raw->lane, KVP_ORDER_TX_END, board->id, 0);
+	peer_wait_board(raw, board, KVP_BOARD_QUIET);
+}
+
+static void expect_tx(struct raw *raw, Kvp__Status status, const char *text)
+{
+	struct kvp_board *board = &raw->room.senders[0].board;
+
+	peer_wait_board(raw, board, KVP_BOARD_FAILED);
+	cr_assert_eq(board->status, status, "%s", board->text);
+	cr_assert(strstr(board->text, text), "%s", board->text);
+	raw_end_tx(raw);
+}
+
+Test(lane_hostile, answers)
+{
+	struct raw *raw = raw_make();
+	union kvp_wire_msg want = raw_begin_tx(raw);
+	struct kvp_wire_grant grant = { .head = kvp_wire_head(KVP_WIRE_GRANT),
+					.cookie = want.want.cookie,
+					.token = 5,
+					.slot_bytes = SLOT,
+					.mode = 2 };
+	struct kvp_wire_landed landed = { kvp_wire_head(KVP_WIRE_LANDED), want.want.cookie };
+	struct kvp_wire_refuse refuse = { .head = kvp_wire_head(KVP_WIRE_REFUSE) };
+
+	peer_send(raw, &grant, sizeof(grant), 0);
+	expect_tx(raw, KVP__STATUS__STATUS_PROTOCOL, "in mode 2");
+
+	want = raw_begin_tx(raw);
+	grant.cookie = want.want.cookie;
+	grant.mode = KVP_WIRE_LANDING;
+	grant.slot_bytes = want.want.bytes - 1;
+	peer_send(raw, &grant, sizeof(grant), 0);
+	expect_tx(raw, KVP__STATUS__STATUS_PROTOCOL, "for a piece of");
+
+	want = raw_begin_tx(raw);
+	landed.cookie = want.want.cookie;
+	peer_send(raw, &landed, sizeof(landed), 0);
+	expect_tx(raw, KVP__STATUS__STATUS_PROTOCOL, "which was not sent");
+
+	want = raw_begin_tx(raw);
+	refuse.cookie = want.want.cookie;
+	refuse.status = KVP__STATUS__STATUS_MISMATCH;
+	peer_send(raw, &refuse, sizeof(refuse), 0);
+	expect_tx(raw, KVP__STATUS__STATUS_MISMATCH, "refused piece 0");
+
+	want = raw_begin_tx(raw);
+	refuse.cookie = want.want.cookie;
+	refuse.status = 4711;
+	peer_send(raw, &refuse, sizeof(refuse), 0);
+	expect_tx(raw, KVP__STATUS__STATUS_PROTOCOL, "refused piece 0");
+
+	/* Wrong cookies, grants twice: dropped and counted; the room goes on. */
+	want = raw_begin_tx(raw);
+	grant.cookie = want.want.cookie ^ (UINT64_C(1) << 40);
+	grant.slot_bytes = SLOT;
+	peer_send(raw, &grant, sizeof(grant), 0);
+	grant.cookie = UINT64_MAX;
+	peer_send(raw, &grant, sizeof(grant), 0);
+	grant.cookie = want.want.cookie;
+	peer_send(raw, &grant, sizeof(grant), 0);
+	peer_send(raw, &grant, sizeof(grant), 0);
+	while (raw->last_data.token != 5)
+		peer_progress(raw);
+	cr_assert_eq(raw->last_data.total, want.want.bytes);
+	raw_end_tx(raw);
+	cr_assert_geq(lt_status(raw->lane).stale, 3);
+	raw_end(raw);
+}
