@@ -388,8 +388,10 @@ void kvp_peers_stop(struct kvp_peers *peers)
 	peers->listening = false;
 	DL_FOREACH_SAFE(peers->list, peer, tmp)
 	{
-		if (peer->state == KVP_PEER_BACKOFF)
+		if (peer->state == KVP_PEER_BACKOFF && peer->holders == 0)
 			kvp_peer_destroy(peer);
+		else if (peer->state == KVP_PEER_BACKOFF)
+			(void)uv_timer_stop(&peer->timer); /* cannot fail */
 		else
 			kvp_peer_end(peer, KVP__STATUS__STATUS_STOPPING,
 				     "is let go: this daemon stops");

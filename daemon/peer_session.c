@@ -115,7 +115,7 @@ static void address_taken(struct kvp_peer *by)
 	{
 		if (peer == by || peer->self || strcmp(peer->address, by->address) != 0)
 			continue;
-		if (peer->state == KVP_PEER_BACKOFF)
+		if (peer->state == KVP_PEER_BACKOFF && !peer->peers->stopping)
 			kvp_peer_set_timer(peer, 0);
 		else if (peer->state == KVP_PEER_UP &&
 			 memcmp(peer->incarnation, by->incarnation, KVP_INCARNATION_BYTES) != 0)
@@ -266,8 +266,13 @@ static void session_over(struct kvp_peer *peer)
 	if (peers->events.down && (peer->was_up || peer->outgoing))
 		peers->events.down(peers->events_arg, peer, peer->end_status, peer->reason);
 	kvp_peer_end_endpoints(peer);
-	if (!peer->outgoing || peer->holders == 0 || peers->stopping || peer->self) {
+	if (!peer->outgoing || peer->holders == 0) {
 		kvp_peer_destroy(peer);
+		return;
+	}
+	if (peers->stopping || peer->self) {
+		kvp_peer_set_state(peer,
+				   KVP_PEER_BACKOFF); /* without a timer: until the last put */
 		return;
 	}
 	delay = retry_delay(peer);
