@@ -111,6 +111,8 @@ static void add_stage(cJSON *list, const char *name, uint64_t from_ns, uint64_t 
 	(void)cJSON_AddStringToObject(stage, "name", name);
 	(void)cJSON_AddNumberToObject(stage, "at_ms",
 				      at_ns > from_ns ? (double)(at_ns - from_ns) / 1e6 : 0.0);
+	/* CLOCK_MONOTONIC, for those who compare with times of their own on this machine. */
+	(void)cJSON_AddNumberToObject(stage, "monotonic_us", (double)at_ns / 1e3);
 	(void)cJSON_AddItemToArray(list, stage);
 }
 

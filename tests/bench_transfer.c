@@ -9,6 +9,7 @@
  * usage: bench_transfer [packed] [local] [latency] [rooms] [fair] [idle]      (none: all)
  */
 
+#include <cjson/cJSON.h>
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,6 +33,7 @@
 #define MANY_ROOMS 10000u
 #define SMALL_CHUNKS 1500u
 #define ROUNDS 2000u
+#define FIRST_ROOMS 300u /* below SMALL_CHUNKS */
 
 enum { STAGE_READY, STAGE_GO, STAGE_DONE, STAGE_FIRST, STAGE_COUNT = 16 };
 
@@ -354,6 +356,93 @@ static double run_small(uint32_t idle_rooms, uint32_t layers, uint32_t row)
 	return kvp_base_median(results->small, SMALL_CHUNKS);
 }
 
+/* When the destination's daemon had the first byte of a room, in seconds of CLOCK_MONOTONIC. */
+static double first_byte(struct kvp_client *client, uint64_t room)
+{
+	char arg[32], *text = NULL;
+	const cJSON *stage = NULL, *stages;
+	double at = 0;
+	cJSON *json;
+
+	snprintf(arg, sizeof(arg), "0x%llx", (unsigned long long)room);
+	RIG_CALL(client, kvp_inspect(client, "room", arg, &text));
+	json = cJSON_Parse(text);
+	stages = cJSON_GetObjectItem(cJSON_GetArrayItem(cJSON_GetObjectItem(json, "rooms"), 0),
+				     "stages");
+	cJSON_ArrayForEach(stage, stages)
+	{
+		const cJSON *name = cJSON_GetObjectItem(stage, "name");
+
+		if (cJSON_IsString(name) && !strcmp(name->valuestring, "first data"))
+			at = cJSON_GetObjectItem(stage, "monotonic_us")->valuedouble / 1e6;
+	}
+	RIG_REQUIRE(at > 0, "no stage of the first data in %s", text);
+	cJSON_Delete(json);
+	free(text);
+	return at;
+}
+
+/* One room after the other, a page each. */
+static void prefill_pages(void *arg)
+{
+	struct job *job = arg;
+	struct kvp_client *client = rig_client(job->own, "prefill");
+	const uint32_t pages[] = { 3 };
+	struct rig_pool pool;
+
+	pool_of(&pool, job, 8, 1);
+	pool_register(&pool, client);
+	for (uint32_t i = 0; i < FIRST_ROOMS; i++) {
+		kvp_room_id id = open_room(client, job, pool.id, 1 + i);
+
+		RIG_REQUIRE(!rig_await(client, id, KVP_WAIT_READY, SECS).failed);
+		results->small[i] = kvp_base_now();
+		submit(client, id, pages, 0, PAGE, true);
+		RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, SECS).complete);
+		kvp_room_forget(client, id);
+		rig_stage_wait(job->rig, STAGE_DONE, i + 1, SECS);
+	}
+	kvp_client_close(client);
+}
+
+static void decode_pages(void *arg)
+{
+	struct job *job = arg;
+	struct kvp_client *client = rig_client(job->own, "decode");
+	const uint32_t pages[] = { 5 };
+	struct rig_pool pool;
+
+	pool_of(&pool, job, 8, 2);
+	pool_register(&pool, client);
+	for (uint32_t i = 0; i < FIRST_ROOMS; i++) {
+		kvp_room_id id = expect_room(client, job, &pool, 1 + i, 0, pages);
+
+		RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, SECS).complete);
+		results->small[i] = first_byte(client, 1 + i) - results->small[i];
+		kvp_room_forget(client, id);
+		rig_stage_set(job->rig, STAGE_DONE, i + 1);
+	}
+	kvp_client_close(client);
+}
+
+static double run_pair(const struct job *shape, void (*send_fn)(void *), void (*receive_fn)(void *))
+{
+	struct rig rig;
+	struct job send = *shape, receive = *shape;
+
+	rig_begin(&rig);
+	send.rig = receive.rig = &rig;
+	send.own = rig_daemon_start(&rig, "prefill", NULL);
+	receive.own = rig_daemon_start(&rig, "decode", NULL);
+	receive.other = send.own;
+	rig_rank_start(&rig, "decode", receive_fn, &receive);
+	rig_rank_start(&rig, "prefill", send_fn, &send);
+	rig_ranks_join(&rig, SECS);
+	rig_end(&rig);
+	rig_remove(&rig);
+	return kvp_base_median(results->small, FIRST_ROOMS);
+}
+
 static void bench_latency(void)
 {
 	struct kvp_base_job base = { .pool_bytes = 64 << 20,
@@ -361,17 +450,20 @@ static void bench_latency(void)
 				     .row_bytes = ROW,
 				     .n_dests = 1,
 				     .repetitions = REPS };
-	double unix_rtt, tcp_rtt, copies[REPS], copy, chunk;
+	const struct job shape = { .tokens = PAGE, .n_dests = 1, .layers = LAYERS, .row = ROW };
+	double unix_rtt, tcp_rtt, copies[REPS], copy, chunk, first;
 
 	RIG_REQUIRE(!kvp_base_pingpong_unix(ROUNDS, &unix_rtt));
 	RIG_REQUIRE(!kvp_base_pingpong_tcp(ROUNDS, &tcp_rtt));
 	RIG_REQUIRE(!kvp_base_memcpy(&base, copies));
 	copy = kvp_base_median(copies, REPS);
+	first = run_pair(&shape, prefill_pages, decode_pages);
 	chunk = run_small(0, LAYERS, ROW);
-	puts("one 64-token page of 7 x 576 bytes, p50; delivered comes after the first byte");
-	puts("submit to delivered us  socket us  control us  memcpy us  chunk/(sum)");
-	printf("%22.1f  %9.1f  %10.1f  %9.1f  %11.2f\n", chunk * 1e6, unix_rtt * 1e6, tcp_rtt * 1e6,
-	       copy * 1e6, chunk / (unix_rtt + tcp_rtt + copy));
+	puts("one 64-token page of 7 x 576 bytes, p50 us");
+	puts("submit to first byte  submit to delivered  socket rtt  control rtt  memcpy  "
+	     "first/sum");
+	printf("%20.1f  %19.1f  %10.1f  %11.1f  %6.1f  %9.2f\n", first * 1e6, chunk * 1e6,
+	       unix_rtt * 1e6, tcp_rtt * 1e6, copy * 1e6, first / (unix_rtt + tcp_rtt + copy));
 }
 
 static void bench_rooms(void)
