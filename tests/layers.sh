@@ -6,15 +6,15 @@
 #
 # Ranks of daemon/, lowest first; files on one line may include each other. A name with * is a prefix.
 ranks="
-log inbox config board notify
-net ring copy
+log inbox config notify
+board table net ring copy
 nic qp rail*
-net_verbs* net_ucx* rx tx
-lane
+net_verbs* net_ucx*
+lane* rx* tx* link
 memfd lists
 pool fence
+peer*
 room*
-peer
 core
 session* server inspect*
 daemon
