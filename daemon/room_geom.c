@@ -171,7 +171,8 @@ Kvp__Status kvp_geom_check_tags(const struct kvp_pool *pool, const ProtobufCBina
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_MISMATCH,
 				       "layout_version is %u here, %u at the other end",
 				       KVP_LAYOUT_VERSION, layout_version);
-	if (tag->len == pool->tag_bytes && memcmp(tag->data, pool->tag, tag->len) == 0)
+	if (tag->len == pool->tag_bytes &&
+	    (tag->len == 0 || memcmp(tag->data, pool->tag, tag->len) == 0))
 		return KVP_ROOM_OK;
 	hex(pool->tag, pool->tag_bytes, own, sizeof(own));
 	hex(tag->data, tag->len, other, sizeof(other));

@@ -197,7 +197,10 @@ void support_daemon_end(struct support_daemon *daemon)
 	uint32_t n;
 	int status;
 
-	cr_assert_eq(waitpid(daemon->pid, NULL, WNOHANG), 0, "the daemon is gone");
+	if (waitpid(daemon->pid, NULL, WNOHANG) != 0) {
+		print_log(daemon);
+		cr_assert_fail("the daemon is gone");
+	}
 	while ((n = support_fd_count(daemon->pid)) != daemon->fds_at_start &&
 	       support_now_ms() < until)
 		support_sleep_ms(10);
