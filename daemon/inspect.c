@@ -277,6 +277,19 @@ static void add_lane_state(const struct kvp_inspect *ask, cJSON *lane, uint32_t 
 	(void)cJSON_AddBoolToObject(lane, "work", status->has_work);
 }
 
+#ifdef KVP_TEST
+/* Pieces that a test point keeps here, by point; accepts that one keeps on the loop. */
+static void add_holds(const struct kvp_core *core, cJSON *lane,
+		      const struct kvp_lane_status *status)
+{
+	cJSON *holds = cJSON_AddObjectToObject(lane, "holds");
+
+	for (uint32_t i = 0; i < KVP_HOLD_OFFER; i++)
+		kvp_inspect_num(holds, kvp_hold_name((enum kvp_hold)i), status->holds[i]);
+	kvp_inspect_num(holds, kvp_hold_name(KVP_HOLD_OFFER), kvp_rooms_kept_offers(core->rooms));
+}
+#endif
+
 static cJSON *lane_object(const struct kvp_inspect *ask, uint32_t i)
 {
 	const struct kvp_core *core = ask->core;
@@ -307,6 +320,9 @@ static cJSON *lane_object(const struct kvp_inspect *ask, uint32_t i)
 	kvp_inspect_num(lane, "wakes", status.wakes);
 	kvp_inspect_num(lane, "quarantined", status.net.stuck);
 	(void)cJSON_AddStringToObject(lane, "pack", core->config->lane.pack ? "on" : "off");
+#ifdef KVP_TEST
+	add_holds(core, lane, &status);
+#endif
 	return lane;
 }
 

@@ -270,3 +270,5 @@ enum kvp_hold {
 	KVP_HOLD_OFFER,   /* loop: offer sent, answers are not handled */
 	KVP_HOLD_N,
 };
+/* "want", "grant", ... */
+const char *kvp_hold_name(enum kvp_hold point);

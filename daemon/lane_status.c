@@ -49,6 +49,18 @@ static void pack_slot(const struct kvp_slot *slot, struct kvp_lane_slot_status *
 	out->since_ns = slot->since_ns;
 }
 
+const char *kvp_hold_name(enum kvp_hold point)
+{
+	static const char *const names[KVP_HOLD_N] = {
+		[KVP_HOLD_WANT] = "want",       [KVP_HOLD_GRANT] = "grant",
+		[KVP_HOLD_GATHER] = "gather",   [KVP_HOLD_SEND] = "send",
+		[KVP_HOLD_SCATTER] = "scatter", [KVP_HOLD_LANDED] = "landed",
+		[KVP_HOLD_OFFER] = "offer",
+	};
+
+	return names[point];
+}
+
 #ifdef KVP_TEST
 static void count_link_holds(const struct kvp_link *link, uint32_t *holds)
 {

@@ -134,8 +134,7 @@ void kvp_peers_board(struct kvp_peers *peers, struct kvp_board *board)
 
 	(void)peers;
 	if (flags & KVP_BOARD_FAILED && ep->peer)
-		kvp_peer_end(ep->peer, KVP__STATUS__STATUS_TRANSPORT, "lost its data path: %s",
-			     board->text);
+		kvp_peer_path_lost(ep->peer, board->text);
 	if (flags & KVP_BOARD_QUIET)
 		ep_free(ep);
 }

@@ -12,6 +12,7 @@
 #define KVP_PEER_UNSENT_MAX (8u << 20)         /* bytes queued on a socket */
 #define KVP_PEER_IDLE_NS (60u * 1000000000ull) /* a dialled session that nobody holds */
 #define KVP_PEER_READ_BYTES 65536u
+#define KVP_PEER_PATH_NS (50u * 1000000ull) /* for a dead peer's other sockets to say so */
 
 enum kvp_peer_state {
 	KVP_PEER_CONNECTING, /* ends by the connection, its failure, or the timer */
@@ -43,8 +44,9 @@ struct kvp_peer {
 	char node[KVP_MAX_LABEL + 1];
 	char name[128];
 	bool outgoing, self;
-	bool was_up; /* since the last dial or accept */
-	bool dead;   /* unlinked; freed when its timer has closed */
+	bool was_up;    /* since the last dial or accept */
+	bool dead;      /* unlinked; freed when its timer has closed */
+	bool path_lost; /* `reason` says why; the timer ends the session */
 	enum kvp_peer_state state;
 	uint32_t holders, endpoints;
 	uint64_t session, dial;
@@ -141,6 +143,9 @@ void kvp_peer_received(struct kvp_peer *peer, const Kvp__PeerMsg *msg);
 /* The session or the dial is over. Closes at once; the news goes up in the next iteration, so
  * that nobody is called back from within what he does. */
 void kvp_peer_end(struct kvp_peer *peer, Kvp__Status status, const char *fmt, ...) KVP_PRINTF(3, 4);
+/* A data endpoint of the session has failed: ends the session, after a moment in which its own
+ * connection may say that the peer itself is gone. */
+void kvp_peer_path_lost(struct kvp_peer *peer, const char *why);
 void kvp_peer_on_timer(uv_timer_t *timer);
 void kvp_peer_up(struct kvp_peer *peer);
 

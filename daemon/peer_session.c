@@ -37,6 +37,16 @@ void kvp_peer_end(struct kvp_peer *peer, Kvp__Status status, const char *fmt, ..
 		kvp_peer_end(peer->twin, status, "%s", peer->reason);
 }
 
+/* A process that dies closes its sockets one by one: what is heard first is not all there is. */
+void kvp_peer_path_lost(struct kvp_peer *peer, const char *why)
+{
+	if (peer->state != KVP_PEER_UP || peer->path_lost)
+		return;
+	peer->path_lost = true;
+	(void)snprintf(peer->reason, sizeof(peer->reason), "lost its data path: %s", why);
+	kvp_peer_set_timer(peer, KVP_PEER_PATH_NS);
+}
+
 /* ---- hello ----------------------------------------------------------------------------------- */
 
 static void hello_fill(const struct kvp_peers *peers, Kvp__PeerHello *hello)
@@ -89,6 +99,7 @@ void kvp_peer_up(struct kvp_peer *peer)
 
 	peer->session = ++peers->next_session;
 	peer->was_up = true;
+	peer->path_lost = false;
 	peer->failures = 0;
 	peer->heartbeats = 0;
 	peer->last_heard_ns = peer->last_tick_ns = peer->idle_since_ns = kvp_peer_now();
@@ -229,6 +240,13 @@ static void session_tick(struct kvp_peer *peer)
 	bool late = now - peer->last_tick_ns > 2 * config->peer.heartbeat_ns;
 
 	peer->last_tick_ns = now;
+	if (peer->path_lost) {
+		char why[sizeof(peer->reason)];
+
+		memcpy(why, peer->reason, sizeof(why));
+		kvp_peer_end(peer, KVP__STATUS__STATUS_TRANSPORT, "%s", why);
+		return;
+	}
 	if (silent > config->peer.lost_after_ns && !late) {
 		kvp_peer_end(peer, KVP__STATUS__STATUS_PEER_LOST,
 			     "stopped answering: nothing heard for %.1f s", (double)silent / 1e9);

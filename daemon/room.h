@@ -187,4 +187,5 @@ void kvp_rooms_stats(const struct kvp_rooms *rooms, struct kvp_rooms_stats *out)
 #ifdef KVP_TEST
 /* Test point: answers to offers are kept while on. */
 void kvp_rooms_hold_offers(struct kvp_rooms *rooms, bool on);
+uint32_t kvp_rooms_kept_offers(const struct kvp_rooms *rooms);
 #endif

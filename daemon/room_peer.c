@@ -510,4 +510,14 @@ void kvp_rooms_hold_offers(struct kvp_rooms *rooms, bool on)
 		free(kept);
 	}
 }
+
+uint32_t kvp_rooms_kept_offers(const struct kvp_rooms *rooms)
+{
+	const struct kvp_room_kept *kept;
+	uint32_t n = 0;
+
+	for (kept = rooms->kept; kept; kept = kept->next)
+		n++;
+	return n;
+}
 #endif

@@ -501,16 +501,10 @@ static Kvp__Status hold_lanes(struct request *req, enum kvp_hold point, bool on)
 
 static Kvp__Status on_test_hold(struct request *req)
 {
-	static const char *const points[KVP_HOLD_N] = {
-		[KVP_HOLD_WANT] = "want",       [KVP_HOLD_GRANT] = "grant",
-		[KVP_HOLD_GATHER] = "gather",   [KVP_HOLD_SEND] = "send",
-		[KVP_HOLD_SCATTER] = "scatter", [KVP_HOLD_LANDED] = "landed",
-		[KVP_HOLD_OFFER] = "offer",
-	};
 	const Kvp__TestHold *msg = req->msg->test_hold;
 
 	for (unsigned i = 0; i < KVP_HOLD_N; i++) {
-		if (strcmp(msg->point, points[i]) != 0)
+		if (strcmp(msg->point, kvp_hold_name((enum kvp_hold)i)) != 0)
 			continue;
 		if (i != KVP_HOLD_OFFER)
 			return hold_lanes(req, i, msg->on);

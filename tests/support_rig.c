@@ -91,7 +91,8 @@ static void daemon_configure(const struct rig_daemon *daemon, const char *path, 
 	RIG_REQUIRE(file, "%s: %s", path, strerror(errno));
 	fprintf(file, "[node]\nname = %s\n", daemon->name);
 	fprintf(file, "[client]\nsocket = %s\nmode = 0600\ngroup =\n", daemon->socket);
-	fprintf(file, "[peer]\nlisten = 127.0.0.1:0\nheartbeat = 200ms\nlost_after = 3s\n");
+	fprintf(file, "[peer]\nlisten = %s\nheartbeat = 200ms\nlost_after = 3s\n",
+		daemon->address[0] ? daemon->address : "127.0.0.1:0");
 	fprintf(file, "%s", extra ? extra : "");
 	RIG_REQUIRE(fclose(file) == 0);
 }
@@ -143,25 +144,32 @@ static void daemon_greet(struct rig_daemon *daemon)
 	kvp_client_close(client);
 }
 
-struct rig_daemon *rig_daemon_start(struct rig *rig, const char *name, const char *extra)
+void rig_daemon_restart(struct rig_daemon *daemon, const char *extra)
 {
-	struct rig_daemon *daemon = &rig->daemons[rig->n_daemons];
-	char config[128], dir[sizeof(rig->dir)];
+	char config[128];
 
-	RIG_REQUIRE(rig->n_daemons < RIG_DAEMONS);
-	memcpy(dir, rig->dir, sizeof(dir));
-	snprintf(daemon->name, sizeof(daemon->name), "%s", name);
-	snprintf(daemon->socket, sizeof(daemon->socket), "%s/%s.sock", dir, name);
-	snprintf(daemon->log, sizeof(daemon->log), "%s/%s.log", dir, name);
-	snprintf(config, sizeof(config), "%s/%s.conf", dir, name);
+	snprintf(config, sizeof(config), "%.*s.conf", (int)strlen(daemon->log) - 4, daemon->log);
 	daemon_configure(daemon, config, extra);
 	fflush(stdout);
 	daemon->pid = fork();
 	RIG_REQUIRE(daemon->pid >= 0, "%s", strerror(errno));
 	if (!daemon->pid)
 		daemon_exec(daemon, config);
-	rig->n_daemons++;
 	daemon_greet(daemon);
+}
+
+struct rig_daemon *rig_daemon_start(struct rig *rig, const char *name, const char *extra)
+{
+	struct rig_daemon *daemon = &rig->daemons[rig->n_daemons];
+	char dir[sizeof(rig->dir)];
+
+	RIG_REQUIRE(rig->n_daemons < RIG_DAEMONS);
+	memcpy(dir, rig->dir, sizeof(dir));
+	snprintf(daemon->name, sizeof(daemon->name), "%s", name);
+	snprintf(daemon->socket, sizeof(daemon->socket), "%s/%s.sock", dir, name);
+	snprintf(daemon->log, sizeof(daemon->log), "%s/%s.log", dir, name);
+	rig_daemon_restart(daemon, extra);
+	rig->n_daemons++;
 	return daemon;
 }
 
@@ -188,6 +196,13 @@ int rig_daemon_stop(struct rig_daemon *daemon)
 	rc = child_wait(daemon->pid, rig_now_ns() + 30u * 1000000000u);
 	daemon->pid = 0;
 	return rc;
+}
+
+void rig_daemon_kill(struct rig_daemon *daemon)
+{
+	RIG_REQUIRE(kill(daemon->pid, SIGKILL) == 0, "%s: %s", daemon->name, strerror(errno));
+	RIG_REQUIRE(child_wait(daemon->pid, rig_now_ns() + 30u * 1000000000u) == 128 + SIGKILL);
+	daemon->pid = 0;
 }
 
 void rig_remove(struct rig *rig)

@@ -60,6 +60,10 @@ void rig_remove(struct rig *rig);
 /* Starts a daemon with the defaults of the rig (ports 0 on loopback, short heartbeats) and the
  * lines of `extra`, which may be NULL; returns when it answers a client. */
 struct rig_daemon *rig_daemon_start(struct rig *rig, const char *name, const char *extra);
+/* Starts one that is over again, with the same socket, address and log. */
+void rig_daemon_restart(struct rig_daemon *daemon, const char *extra);
+/* Ends it without a word, and waits until it is dead. */
+void rig_daemon_kill(struct rig_daemon *daemon);
 /* Stops it as systemd would; returns its exit status, or 128 + the signal. */
 int rig_daemon_stop(struct rig_daemon *daemon);
 /* Stops all daemons, which must exit with 0. */

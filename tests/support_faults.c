@@ -1,0 +1,511 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/support_faults.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cjson/cJSON.h>
+
+#include "proto/msg.h"
+
+#define PAGE 16u
+#define PAGES 32u /* of a pool */
+#define LAYERS 2u
+#define ROW 576u
+#define BLOB 4096u
+#define SEGMENT 3u
+#define META 100u
+
+/* ---- rooms ---------------------------------------------------------------------------------- */
+
+static struct rig_key key_of(const struct fault_room *room)
+{
+	return (struct rig_key){ room->id, room->generation };
+}
+
+static struct kvp_side_desc src_side(const struct fault_room *room, uint64_t from)
+{
+	uint32_t skip = (uint32_t)(from / PAGE);
+
+	return (struct kvp_side_desc){ .page = PAGE,
+				       .dcp_size = 1,
+				       .interleave = 1,
+				       .pos0 = skip * PAGE,
+				       .n_pages = FAULT_TOKENS / PAGE - skip,
+				       .pages = room->src.pages + skip };
+}
+
+static struct kvp_side_desc dst_side(const struct fault_room *room)
+{
+	return (struct kvp_side_desc){ .page = PAGE,
+				       .dcp_size = 2,
+				       .dcp_rank = 1,
+				       .interleave = 1,
+				       .n_pages = FAULT_TOKENS / PAGE / 2,
+				       .pages = room->dst.pages };
+}
+
+static uint8_t *blob_of(const struct rig_pool *pool, uint8_t *mem)
+{
+	return mem + pool->entries[LAYERS].offset;
+}
+
+static void put_source(const struct fault_room *room, uint8_t *mem)
+{
+	struct kvp_side_desc side = src_side(room, 0);
+	struct rig_key key = key_of(room);
+
+	rig_put_rows(mem, &room->src.pool, &side, 0, FAULT_TOKENS, &key);
+	rig_put_segment(blob_of(&room->src.pool, mem), BLOB, &key, SEGMENT);
+}
+
+static void end_make(struct fault_end *end, const struct rig_daemon *daemon, const char *label,
+		     uint64_t seed)
+{
+	uint32_t layer;
+
+	memset(end, 0, sizeof(*end));
+	end->daemon = daemon;
+	for (layer = 0; layer < LAYERS; layer++)
+		(void)rig_pool_entry(&end->pool, layer, ROW, PAGE, PAGES);
+	(void)rig_pool_blob(&end->pool, LAYERS, BLOB);
+	rig_pool_allocate(&end->pool, label, seed);
+	rig_pages(end->pages, KVP_ARRAY_SIZE(end->pages), 0, PAGES, seed);
+}
+
+void fault_room_make(struct fault_room *room, uint64_t id, const struct rig_daemon *src,
+		     const struct rig_daemon *dst)
+{
+	memset(room, 0, sizeof(*room));
+	room->id = id;
+	end_make(&room->src, src, "source", id * 2);
+	end_make(&room->dst, dst, "destination", id * 2 + 1);
+	put_source(room, room->src.pool.mem);
+}
+
+void fault_connect(struct fault_end *end, const char *name)
+{
+	struct kvp_pool_desc desc = KVP_POOL_DESC_INIT;
+
+	end->client = rig_client(end->daemon, name);
+	desc.entries = end->pool.entries;
+	desc.n_entries = end->pool.n_entries;
+	desc.fds = &end->pool.fd;
+	desc.n_fds = 1;
+	desc.layout_tag = "faults";
+	desc.tag_bytes = 6;
+	desc.label = name;
+	RIG_CALL(end->client, kvp_pool_register(end->client, &desc, &end->pool.id));
+}
+
+void fault_connect_both(struct fault_room *room)
+{
+	fault_connect(&room->src, "prefill");
+	fault_connect(&room->dst, "decode");
+}
+
+static void end_close(struct fault_end *end)
+{
+	kvp_client_close(end->client);
+	(void)munmap(end->pool.mem, end->pool.bytes);
+	(void)close(end->pool.fd);
+}
+
+void fault_close(struct fault_room *room)
+{
+	end_close(&room->src);
+	end_close(&room->dst);
+}
+
+int fault_try_expect(struct fault_room *room)
+{
+	struct kvp_expect expect = KVP_EXPECT_INIT;
+	struct kvp_side_desc side = dst_side(room);
+	struct kvp_segment segment = { .id = SEGMENT, .entry = LAYERS, .bytes = BLOB };
+	struct kvp_expect_sender sender = { .n_dests = 1, .role = KVP_ROLE_DATA };
+
+	sender.address = room->address ? room->address : room->src.daemon->address;
+	expect.room = room->id;
+	expect.pool = room->dst.pool.id;
+	expect.sides = &side;
+	expect.n_sides = 1;
+	expect.segments = &segment;
+	expect.n_segments = 1;
+	expect.senders = &sender;
+	expect.n_senders = 1;
+	expect.meta_from = 0;
+	expect.end = FAULT_TOKENS;
+	expect.label = "faults";
+	expect.timers = room->timers;
+	return kvp_expect(room->dst.client, &expect, NULL, NULL, &room->dst.room);
+}
+
+int fault_try_open(struct fault_room *room)
+{
+	struct kvp_open open = KVP_OPEN_INIT;
+	struct kvp_side_desc side = src_side(room, 0);
+
+	open.room = room->id;
+	open.pool = room->src.pool.id;
+	open.sides = &side;
+	open.n_sides = 1;
+	open.label = "faults";
+	open.timers = room->timers;
+	return kvp_open(room->src.client, &open, NULL, NULL, &room->src.room);
+}
+
+void fault_expect(struct fault_room *room)
+{
+	RIG_CALL(room->dst.client, fault_try_expect(room));
+}
+
+void fault_open(struct fault_room *room)
+{
+	RIG_CALL(room->src.client, fault_try_open(room));
+}
+
+void fault_submit(struct fault_room *room, enum fault_part part)
+{
+	uint64_t from = part == FAULT_FIRST ? 0 : FAULT_HALF;
+	struct kvp_chunk chunk = KVP_CHUNK_INIT;
+	struct kvp_side_desc side = src_side(room, from);
+	struct kvp_segment segment = { .id = SEGMENT, .entry = LAYERS, .bytes = BLOB };
+	struct rig_key key = key_of(room);
+	uint8_t meta[META];
+
+	chunk.start = from;
+	chunk.tokens = FAULT_HALF;
+	chunk.sides = &side;
+	chunk.n_sides = 1;
+	if (part != FAULT_FIRST) {
+		chunk.segments = &segment;
+		chunk.n_segments = 1;
+	}
+	if (part == FAULT_REST) {
+		rig_put_segment(meta, META, &key, 0);
+		chunk.meta = meta;
+		chunk.meta_bytes = META;
+		chunk.last = 1;
+	}
+	RIG_CALL(room->src.client,
+		 kvp_submit(room->src.client, room->src.room, &chunk, NULL, NULL, NULL));
+}
+
+static void end_completes(struct fault_end *end)
+{
+	struct kvp_room_state state =
+		rig_await(end->client, end->room, KVP_WAIT_TERMINAL, FAULT_SECS);
+
+	RIG_REQUIRE(state.complete && !state.failed, "status %s: %s", kvp_status_name(state.status),
+		    state.reason);
+	(void)rig_await(end->client, end->room, KVP_WAIT_RELEASED, FAULT_SECS);
+}
+
+void fault_completes(struct fault_room *room)
+{
+	struct rig_key key = key_of(room);
+	struct kvp_room_state state;
+	uint8_t meta[META];
+
+	end_completes(&room->dst);
+	state = rig_state(room->dst.client, room->dst.room);
+	rig_put_segment(meta, META, &key, 0);
+	RIG_REQUIRE(state.meta_bytes == META && !memcmp(state.meta, meta, META));
+	fault_check_all(room);
+	end_completes(&room->src);
+	kvp_room_forget(room->dst.client, room->dst.room);
+	kvp_room_forget(room->src.client, room->src.room);
+}
+
+void fault_transfer(struct fault_room *room)
+{
+	/* A client that has been idle hears of its daemon's end now, not by a lost request. */
+	(void)kvp_process(room->dst.client);
+	(void)kvp_process(room->src.client);
+	fault_expect(room);
+	fault_open(room);
+	fault_submit(room, FAULT_FIRST);
+	fault_submit(room, FAULT_REST);
+	fault_completes(room);
+}
+
+/* ---- what ends see -------------------------------------------------------------------------- */
+
+struct kvp_room_state fault_fails(const struct fault_end *end, enum kvp_status status)
+{
+	struct kvp_room_state state =
+		rig_await(end->client, end->room, KVP_WAIT_TERMINAL, FAULT_SECS);
+
+	RIG_REQUIRE(state.failed && !state.complete && state.status == status && state.reason[0],
+		    "status %s, not %s: %s", kvp_status_name(state.status), kvp_status_name(status),
+		    state.reason);
+	return state;
+}
+
+void fault_released(struct fault_end *end)
+{
+	struct kvp_room_state state =
+		rig_await(end->client, end->room, KVP_WAIT_RELEASED, FAULT_SECS);
+
+	RIG_REQUIRE(state.failed && !state.complete);
+	kvp_room_forget(end->client, end->room);
+}
+
+void fault_arrived(const struct fault_end *end, uint64_t position)
+{
+	uint64_t until = rig_now_ns() + FAULT_SECS * UINT64_C(1000000000);
+	struct kvp_room_state state = rig_state(end->client, end->room);
+
+	while (state.arrived < position) {
+		RIG_REQUIRE(!state.failed && rig_now_ns() < until, "arrived %llu; %s: %s",
+			    (unsigned long long)state.arrived, kvp_status_name(state.status),
+			    state.reason);
+		(void)kvp_wait(end->client, 100);
+		state = rig_state(end->client, end->room);
+	}
+}
+
+static void check(const struct fault_room *room, uint64_t arrived, bool segment)
+{
+	const struct rig_pool *pool = &room->dst.pool;
+	uint8_t *before = rig_pool_image(pool), *must = rig_pool_image(pool);
+	uint8_t *may = rig_pool_image(pool), *source = rig_pool_image(&room->src.pool);
+	struct kvp_side_desc side = dst_side(room);
+	struct rig_key key = key_of(room);
+	uint64_t i;
+
+	put_source(room, source);
+	rig_pool_check(&room->src.pool, source, "source");
+	rig_put_rows(may, pool, &side, 0, FAULT_TOKENS, &key);
+	rig_put_segment(blob_of(pool, may), BLOB, &key, SEGMENT);
+	rig_put_rows(must, pool, &side, 0, arrived, &key);
+	if (segment)
+		rig_put_segment(blob_of(pool, must), BLOB, &key, SEGMENT);
+	for (i = 0; i < pool->bytes; i++)
+		RIG_REQUIRE(pool->mem[i] == must[i] ||
+				    (must[i] == before[i] && pool->mem[i] == may[i]),
+			    "byte %llu of the destination", (unsigned long long)i);
+	free(before);
+	free(must);
+	free(may);
+	free(source);
+}
+
+void fault_check_rows(const struct fault_room *room, uint64_t arrived)
+{
+	check(room, arrived, false);
+}
+
+void fault_check_all(const struct fault_room *room)
+{
+	check(room, FAULT_TOKENS, true);
+}
+
+void fault_reset(struct fault_room *room)
+{
+	rig_pool_reset(&room->dst.pool);
+}
+
+/* ---- test points ---------------------------------------------------------------------------- */
+
+static int raw_connect(const struct rig_daemon *daemon)
+{
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", daemon->socket);
+	RIG_REQUIRE(fd >= 0 && connect(fd, (const struct sockaddr *)&addr, sizeof(addr)) == 0,
+		    "%s: %s", daemon->name, strerror(errno));
+	return fd;
+}
+
+/* Sends a request and requires OK. A descriptor that comes along is not taken. */
+static void raw_call(int fd, Kvp__ClientMsg *msg)
+{
+	static uint8_t buf[KVP_LIMIT_PACKET];
+	long n = kvp_msg_encode_client(msg, buf, sizeof(buf));
+	Kvp__DaemonMsg *answer;
+	ssize_t got;
+
+	RIG_REQUIRE(n > 0 && send(fd, buf, (size_t)n, MSG_NOSIGNAL) == n, "%s", strerror(errno));
+	got = recv(fd, buf, sizeof(buf), 0);
+	RIG_REQUIRE(got > 0, "%s", strerror(errno));
+	answer = kvp__daemon_msg__unpack(NULL, (size_t)got, buf);
+	RIG_REQUIRE(answer && answer->body_case == KVP__DAEMON_MSG__BODY_REPLY &&
+			    answer->reply->status == KVP__STATUS__STATUS_OK,
+		    "%s", answer && answer->reply ? answer->reply->text : "no reply");
+	kvp__daemon_msg__free_unpacked(answer, NULL);
+}
+
+void fault_hold(const struct rig_daemon *daemon, const char *point, bool on)
+{
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__Hello hello = KVP__HELLO__INIT;
+	Kvp__TestHold hold = KVP__TEST_HOLD__INIT;
+	int fd = raw_connect(daemon);
+
+	hello.version_min = KVP_PROTO_VERSION_MIN;
+	hello.version_max = KVP_PROTO_VERSION_MAX;
+	hello.name = (char *)"tester";
+	hello.pid = (uint32_t)getpid();
+	msg.id = 1;
+	msg.body_case = KVP__CLIENT_MSG__BODY_HELLO;
+	msg.hello = &hello;
+	raw_call(fd, &msg);
+	hold.point = (char *)point;
+	hold.on = on;
+	msg.id = 2;
+	msg.body_case = KVP__CLIENT_MSG__BODY_TEST_HOLD;
+	msg.test_hold = &hold;
+	raw_call(fd, &msg);
+	(void)close(fd);
+}
+
+bool fault_points(void)
+{
+#ifdef KVP_TEST
+	return true;
+#else
+	printf("the daemons are built without test points: make KVP_TEST=1\n");
+	return false;
+#endif
+}
+
+/* ---- what a daemon shows -------------------------------------------------------------------- */
+
+static cJSON *ask(const struct rig_daemon *daemon, const char *what)
+{
+	struct kvp_client *client = rig_client(daemon, "probe");
+	cJSON *root;
+	char *json;
+
+	RIG_CALL(client, kvp_inspect(client, what, NULL, &json));
+	root = cJSON_Parse(json);
+	RIG_REQUIRE(root, "%s", json);
+	free(json);
+	kvp_client_close(client);
+	return root;
+}
+
+static uint64_t number(const cJSON *object, const char *name)
+{
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+
+	RIG_REQUIRE(cJSON_IsNumber(item), "%s", name);
+	return (uint64_t)item->valuedouble;
+}
+
+static const cJSON *lane_of(const cJSON *root)
+{
+	return cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(root, "lanes"), 0);
+}
+
+void fault_held(const struct rig_daemon *daemon, const char *point)
+{
+	uint64_t until = rig_now_ns() + FAULT_SECS * UINT64_C(1000000000), n = 0;
+
+	for (;;) {
+		cJSON *root = ask(daemon, "lanes");
+
+		n = number(cJSON_GetObjectItemCaseSensitive(lane_of(root), "holds"), point);
+		cJSON_Delete(root);
+		if (n > 0)
+			return;
+		RIG_REQUIRE(rig_now_ns() < until, "%s: nothing reaches point %s", daemon->name,
+			    point);
+		rig_sleep_ms(2);
+	}
+}
+
+static uint64_t taken(const cJSON *lane, const char *ring)
+{
+	const cJSON *object = cJSON_GetObjectItemCaseSensitive(lane, ring);
+
+	return number(object, "n") - number(object, "free");
+}
+
+void fault_idle(const struct rig_daemon *daemon)
+{
+	uint64_t until = rig_now_ns() + FAULT_SECS * UINT64_C(1000000000);
+
+	for (;;) {
+		cJSON *root = ask(daemon, "status");
+		const cJSON *rooms = cJSON_GetObjectItemCaseSensitive(root, "rooms");
+		const cJSON *lane = lane_of(root);
+		uint64_t n = number(rooms, "dest") + number(rooms, "send");
+		uint64_t slots = taken(lane, "pack_slots") + taken(lane, "land_slots");
+		uint64_t work = number(lane, "receivers") + number(lane, "senders") +
+				number(lane, "wants_queued") + number(lane, "quarantined");
+
+		cJSON_Delete(root);
+		if (n + slots + work == 0)
+			return;
+		RIG_REQUIRE(rig_now_ns() < until, "%s: %llu rooms, %llu slots taken, work %llu",
+			    daemon->name, (unsigned long long)n, (unsigned long long)slots,
+			    (unsigned long long)work);
+		rig_sleep_ms(2);
+	}
+}
+
+uint32_t fault_fds(const struct rig_daemon *daemon)
+{
+	char path[64];
+	uint32_t n = 0;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", (int)daemon->pid);
+	dir = opendir(path);
+	RIG_REQUIRE(dir, "%s: %s", path, strerror(errno));
+	while (readdir(dir)) /* NOLINT(concurrency-mt-unsafe): own dir */
+		n++;
+	(void)closedir(dir);
+	return n - 2; /* . and .. */
+}
+
+void fault_fds_back(const struct rig_daemon *daemon, uint32_t fds)
+{
+	uint64_t until = rig_now_ns() + FAULT_SECS * UINT64_C(1000000000);
+	uint32_t n;
+
+	while ((n = fault_fds(daemon)) > fds) {
+		RIG_REQUIRE(rig_now_ns() < until, "%s: %u descriptors, %u before", daemon->name, n,
+			    fds);
+		rig_sleep_ms(5);
+	}
+}
+
+/* ---- processes ------------------------------------------------------------------------------ */
+
+pid_t fault_child(void (*fn)(void *arg), void *arg)
+{
+	pid_t pid;
+
+	fflush(stdout);
+	pid = fork();
+	RIG_REQUIRE(pid >= 0, "%s", strerror(errno));
+	if (pid)
+		return pid;
+	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+	fn(arg);
+	for (;;)
+		(void)pause();
+}
+
+void fault_kill(pid_t pid)
+{
+	int status;
+
+	RIG_REQUIRE(kill(pid, SIGKILL) == 0 && waitpid(pid, &status, 0) == pid &&
+			    WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL,
+		    "process %d had ended by itself", (int)pid);
+}

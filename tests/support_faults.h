@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Rooms that are made to fail, on top of tests/support_rig: a source and a destination whose
+ * memory the scenario's process can see whoever serves it, test points of the daemons, and what a
+ * daemon shows of its slots, rooms and descriptors. Every wait is for something that is seen.
+ */
+
+#include "tests/support_rig.h"
+
+#define FAULT_TOKENS 256u
+#define FAULT_HALF 128u
+#define FAULT_SECS 20 /* for anything that has to happen */
+
+struct fault_end {
+	const struct rig_daemon *daemon; /* that serves it */
+	struct kvp_client *client;
+	struct rig_pool pool;
+	uint32_t pages[FAULT_TOKENS / 16];
+	kvp_room_id room;
+};
+
+/* One sender, one destination that owns every other token. */
+struct fault_room {
+	uint64_t id, generation;
+	struct fault_end src, dst;
+	const char *address; /* that the expectation names; NULL: of the source's daemon */
+	struct kvp_timers timers;
+};
+
+/* What a submit brings: half of the tokens, or the rest with segment (and last, and meta). */
+enum fault_part { FAULT_FIRST, FAULT_REST_OPEN, FAULT_REST };
+
+/* Allocates both pools and writes the source's rows. */
+void fault_room_make(struct fault_room *room, uint64_t id, const struct rig_daemon *src,
+		     const struct rig_daemon *dst);
+/* Opens a client for the end and registers its pool. */
+void fault_connect(struct fault_end *end, const char *name);
+void fault_connect_both(struct fault_room *room);
+void fault_close(struct fault_room *room);
+/* 0 or negative errno as of the library; the others require success. */
+int fault_try_expect(struct fault_room *room);
+int fault_try_open(struct fault_room *room);
+void fault_expect(struct fault_room *room);
+void fault_open(struct fault_room *room);
+void fault_submit(struct fault_room *room, enum fault_part part);
+/* Both ends from the start to the release, with a check of every byte of both pools. */
+void fault_transfer(struct fault_room *room);
+/* The second half of that: waits for both ends. */
+void fault_completes(struct fault_room *room);
+
+/* Requires that the end fails in time with this status and a reason, never complete. */
+struct kvp_room_state fault_fails(const struct fault_end *end, enum kvp_status status);
+/* Requires that it is released in time, still failed. Forgets the room. */
+void fault_released(struct fault_end *end);
+/* Waits until the destination has [0, position). */
+void fault_arrived(const struct fault_end *end, uint64_t position);
+/* The source is as it was; the destination has the rows below `arrived`, and at other places that
+ * are the room's either its bytes or what was there before. */
+void fault_check_rows(const struct fault_room *room, uint64_t arrived);
+/* The same, with all rows and the segment. */
+void fault_check_all(const struct fault_room *room);
+/* The destination's memory as at first; for rooms that are released. */
+void fault_reset(struct fault_room *room);
+
+/* Keeps what reaches the test point, or lets go. */
+void fault_hold(const struct rig_daemon *daemon, const char *point, bool on);
+/* Waits until the point keeps something. */
+void fault_held(const struct rig_daemon *daemon, const char *point);
+/* Waits until the daemon has no rooms, no work, and all its slots. */
+void fault_idle(const struct rig_daemon *daemon);
+uint32_t fault_fds(const struct rig_daemon *daemon);
+/* Waits until the daemon has no more descriptors than that. */
+void fault_fds_back(const struct rig_daemon *daemon, uint32_t fds);
+/* Do the daemons of this build have test points? Prints that they have not. */
+bool fault_points(void);
+
+/* A process that runs fn(arg) and then serves nothing until it is killed. */
+pid_t fault_child(void (*fn)(void *arg), void *arg);
+void fault_kill(pid_t pid);
