@@ -139,6 +139,10 @@ static void room_complete(struct kvp_client *client, struct kvpl_room *room,
 {
 	room->state.complete = 1;
 	room->state.phase = room->is_dest ? KVP_ROOM_COMPLETE : KVP_ROOM_DONE;
+	if (!room->is_dest) { /* it may never have been seen ready */
+		room->state.prefix = event->prefix;
+		room->state.end = event->end;
+	}
 	if (room->is_dest && event->meta.len > 0 && !room->meta) {
 		room->meta = malloc(event->meta.len);
 		if (room->meta) {

@@ -194,6 +194,7 @@ struct kvp_room_parked {
 	struct kvp_room_parked *prev, *next; /* all, oldest first */
 	struct kvp_room_parked *knext;       /* same sender */
 	uint64_t since_ns;
+	bool ended; /* complete there without this sender, which sends nothing and opens late */
 };
 
 /* Parked offers for one sender. */
@@ -241,6 +242,7 @@ struct kvp_rooms {
 	struct kvp_room_parking *parking;
 	struct kvp_room_parked *parked;
 	uint32_t n_parked, n_parked_max;
+	uint64_t ended_at_ns; /* when the first of the ended ones goes; UINT64_MAX: none */
 	struct kvp_room_note *notes;
 	uint32_t n_notes;
 	bool hold_offers;
@@ -322,6 +324,8 @@ void kvp_send_clear(struct kvp_room *room);
 void kvp_send_offer(struct kvp_room *room, struct kvp_peer *peer, const Kvp__PeerMsg *msg);
 void kvp_send_go(struct kvp_sleg *leg);
 void kvp_send_ended(struct kvp_sleg *leg);
+/* The same, for an offer that was parked until now. */
+void kvp_send_ended_early(struct kvp_room *room, uint32_t dest);
 struct kvp_sleg *kvp_send_leg(struct kvp_rooms *rooms, const struct kvp_peer *peer,
 			      const Kvp__Leg *leg);
 void kvp_sleg_free(struct kvp_sleg *leg);
@@ -342,6 +346,10 @@ void kvp_park_offer(struct kvp_rooms *rooms, struct kvp_peer *peer, const Kvp__P
 void kvp_park_take(struct kvp_room *room);
 void kvp_park_drop_peer(struct kvp_rooms *rooms, const struct kvp_peer *peer);
 void kvp_park_abort(struct kvp_rooms *rooms, const struct kvp_peer *peer, const Kvp__Leg *leg);
+/* The room is complete at a destination whose offer is still parked. */
+void kvp_park_end(struct kvp_rooms *rooms, const struct kvp_peer *peer, const Kvp__Leg *leg);
+/* Drops ended ones that nobody opened; returns when the next one is due, UINT64_MAX: never. */
+uint64_t kvp_park_expire(struct kvp_rooms *rooms, uint64_t now);
 void kvp_park_clear(struct kvp_rooms *rooms);
 Kvp__PeerMsg *kvp_room_copy_msg(const Kvp__PeerMsg *msg);
 

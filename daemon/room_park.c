@@ -140,6 +140,8 @@ void kvp_park_take(struct kvp_room *room)
 
 		parked_unlink(rooms, parked);
 		kvp_send_offer(room, parked->peer, parked->msg);
+		if (parked->ended)
+			kvp_send_ended_early(room, parked->msg->offer->leg->dest);
 		parked_free(parked);
 		parking = parking_find(rooms, &room->key); /* may be gone */
 	}
@@ -156,22 +158,65 @@ void kvp_park_drop_peer(struct kvp_rooms *rooms, const struct kvp_peer *peer)
 	}
 }
 
-void kvp_park_abort(struct kvp_rooms *rooms, const struct kvp_peer *peer, const Kvp__Leg *leg)
+static struct kvp_room_parked *parked_find(struct kvp_rooms *rooms, const struct kvp_peer *peer,
+					   const Kvp__Leg *leg)
 {
 	const struct kvp_room_key key = { leg->room, leg->sender, false };
 	struct kvp_room_parking *parking = parking_find(rooms, &key);
-	struct kvp_room_parked *parked;
+	struct kvp_room_parked *parked = parking ? parking->first : NULL;
 
-	if (!parking)
-		return;
-	LL_FOREACH2(parking->first, parked, knext)
-	{
-		if (parked->peer == peer && parked->msg->offer->leg->dest == leg->dest &&
-		    parked->msg->offer->leg->generation == leg->generation)
-			break;
+	for (; parked; parked = parked->knext) {
+		const Kvp__Leg *own = parked->msg->offer->leg;
+
+		if (parked->peer == peer && own->dest == leg->dest &&
+		    own->generation == leg->generation)
+			return parked;
 	}
+	return NULL;
+}
+
+void kvp_park_abort(struct kvp_rooms *rooms, const struct kvp_peer *peer, const Kvp__Leg *leg)
+{
+	struct kvp_room_parked *parked = parked_find(rooms, peer, leg);
+
 	if (parked)
 		parked_drop(rooms, parked);
+}
+
+void kvp_park_end(struct kvp_rooms *rooms, const struct kvp_peer *peer, const Kvp__Leg *leg)
+{
+	struct kvp_room_parked *parked = parked_find(rooms, peer, leg);
+
+	if (!parked || parked->msg->offer->role != KVP__SENDER_ROLE__ROLE_NONE) {
+		rooms->stats.late_messages++;
+		return;
+	}
+	parked->ended = true;
+	parked->since_ns = kvp_room_now();
+	rooms->ended_at_ns =
+		KVP_MIN(rooms->ended_at_ns, parked->since_ns + rooms->config->timers.open_ns);
+	kvp_room_timer_arm(rooms);
+}
+
+uint64_t kvp_park_expire(struct kvp_rooms *rooms, uint64_t now)
+{
+	struct kvp_room_parked *parked, *tmp;
+	uint64_t next = UINT64_MAX;
+
+	if (now < rooms->ended_at_ns)
+		return rooms->ended_at_ns;
+	DL_FOREACH_SAFE(rooms->parked, parked, tmp)
+	{
+		uint64_t at = parked->since_ns + rooms->config->timers.open_ns;
+
+		if (!parked->ended)
+			continue;
+		if (at > now)
+			next = KVP_MIN(next, at);
+		else
+			parked_drop(rooms, parked);
+	}
+	return next;
 }
 
 void kvp_park_clear(struct kvp_rooms *rooms)

@@ -283,6 +283,8 @@ static void on_end(struct kvp_rooms *rooms, const struct kvp_peer *peer, const K
 
 	if (sleg)
 		kvp_send_ended(sleg);
+	else
+		kvp_park_end(rooms, peer, leg);
 }
 
 static void on_drained(struct kvp_rooms *rooms, const struct kvp_peer *peer, const Kvp__Leg *leg)

@@ -374,9 +374,9 @@ static Kvp__Status offer_take(struct kvp_room *room, struct kvp_peer *peer, cons
 	return status;
 }
 
-static const struct kvp_sleg *leg_of_dest(const struct kvp_room *room, uint32_t dest)
+static struct kvp_sleg *leg_of_dest(const struct kvp_room *room, uint32_t dest)
 {
-	const struct kvp_sleg *leg;
+	struct kvp_sleg *leg;
 
 	DL_FOREACH2(room->send.legs, leg, rnext)
 	{
@@ -531,6 +531,9 @@ void kvp_send_ended(struct kvp_sleg *leg)
 {
 	struct kvp_room *room = leg->room;
 
+	/* Decode does not wait for a sender that sends nothing: its end may come without a go. */
+	if (!leg->data)
+		kvp_send_go(leg);
 	if (leg->state != KVP_SLEG_GO || kvp_room_terminal(room))
 		return;
 	leg->state = KVP_SLEG_ENDED;
@@ -538,6 +541,14 @@ void kvp_send_ended(struct kvp_sleg *leg)
 		kvp_chunks_recall_ends(room);
 		kvp_room_succeed(room, KVP__ROOM_STATE__ROOM_DONE);
 	}
+}
+
+void kvp_send_ended_early(struct kvp_room *room, uint32_t dest)
+{
+	struct kvp_sleg *leg = leg_of_dest(room, dest);
+
+	if (leg)
+		kvp_send_ended(leg);
 }
 
 /* The end without success, to all destinations that do not know it yet. */

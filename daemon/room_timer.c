@@ -373,6 +373,7 @@ static void on_timer(uv_timer_t *timer)
 		kvp_room_timer_update(room);
 	}
 	rooms->notes_at_ns = kvp_notes_expire(rooms, now);
+	rooms->ended_at_ns = kvp_park_expire(rooms, now);
 	kvp_room_timer_arm(rooms);
 }
 
@@ -382,6 +383,7 @@ void kvp_room_timer_arm(struct kvp_rooms *rooms)
 	uint64_t now;
 
 	at = KVP_MIN(at, rooms->notes ? rooms->notes_at_ns : NEVER);
+	at = KVP_MIN(at, rooms->ended_at_ns);
 	/* A later deadline than the one that is set: the timer fires once in vain, and costs less
 	 * than being set anew with every step of every room. */
 	if (at >= rooms->timer_at_ns && rooms->n_heap + rooms->n_notes > 0)
@@ -401,5 +403,6 @@ int kvp_room_timer_init(struct kvp_rooms *rooms)
 	rooms->timer.data = rooms;
 	rooms->timer_at_ns = NEVER;
 	rooms->notes_at_ns = NEVER;
+	rooms->ended_at_ns = NEVER;
 	return uv_timer_init(rooms->loop, &rooms->timer);
 }

@@ -52,8 +52,9 @@ struct prefill {
 	uint32_t sender;
 	uint32_t layer_lo, layer_hi; /* of this pipeline stage */
 	bool last_stage;             /* has draft, state, and meta */
-	bool dummy; /* all its destinations give it the role NONE; it does not know */
-	bool early; /* sends its cached prefix before it computes */
+	bool dummy;   /* all its destinations give it the role NONE; it does not know */
+	bool early;   /* sends its cached prefix before it computes */
+	bool aborted; /* either end may abort at any time */
 	uint32_t pages[PREFILL_PAGES];
 	struct kvp_fence *fence;
 	uint64_t fence_value;
@@ -231,6 +232,20 @@ static void prefill_compute(struct prefill *p, uint64_t start, uint64_t tokens)
 				STATE_BYTES, &key, p->sender);
 }
 
+/* Decode does not wait for a dummy, and aborts when it likes: then there is nothing to send any
+ * more. */
+static void prefill_refused(struct prefill *p)
+{
+	char why[256];
+	struct kvp_room_state state;
+
+	snprintf(why, sizeof(why), "%s", kvp_last_error(p->rank.client));
+	(void)rig_await(p->rank.client, p->rank.room, KVP_WAIT_TERMINAL, 1);
+	state = rig_state(p->rank.client, p->rank.room);
+	RIG_REQUIRE((p->dummy && state.complete) || (p->aborted && state.failed), "submit: %s",
+		    why);
+}
+
 /* sender.send(): the rows need not be there yet when `fenced`. */
 static void prefill_submit(struct prefill *p, uint64_t tokens, bool fenced, bool last)
 {
@@ -261,11 +276,13 @@ static void prefill_submit(struct prefill *p, uint64_t tokens, bool fenced, bool
 		chunk.meta = meta;
 		chunk.meta_bytes = sizeof(meta);
 	}
-	RIG_CALL(p->rank.client,
-		 kvp_submit(p->rank.client, p->rank.room, &chunk, NULL, NULL, &seq));
+	p->at += tokens;
+	if (kvp_submit(p->rank.client, p->rank.room, &chunk, NULL, NULL, &seq)) {
+		prefill_refused(p);
+		return;
+	}
 	RIG_REQUIRE(seq == p->n_chunks, "seq %u, not %u", seq, p->n_chunks);
 	p->n_chunks++;
-	p->at += tokens;
 }
 
 static void prefill_signal(struct prefill *p)
@@ -855,6 +872,7 @@ static void abort_prefill(void *arg)
 	uint32_t i;
 
 	prefill_start(p, "prefill");
+	p->aborted = true;
 	for (i = 0; i < KVP_ARRAY_SIZE(rounds); i++) {
 		p->rank.req.room++;
 		if (rounds[i].when == ALONE) {
@@ -870,6 +888,7 @@ static void abort_prefill(void *arg)
 		rank_forget(&p->rank);
 		round_meet(&p->rank, STAGE_PREFILL, STAGE_DECODE, i + 1);
 	}
+	p->aborted = false;
 	p->rank.req.room++;
 	prefill_open(p, 0);
 	prefill_wait_ready(p);
