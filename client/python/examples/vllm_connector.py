@@ -281,7 +281,8 @@ class Worker:
         returned chunk number on; the room lives."""
         room = self.sending[request]
         first = room.recall(first_chunk)
-        room.wait_source_free(first)  # those that were packed already
+        if first > first_chunk:  # those are being packed
+            room.wait_source_free(first)
         self.chunks[request] = first
         return first
 
