@@ -76,7 +76,23 @@ struct kvp_net_memory {
 	bool landing;     /* KVP_NET_TAIL_BYTES at the end of each are the transport's */
 };
 
-struct kvp_net_verbs_config;
+/* Of the verbs transport; kvp_net_verbs_defaults() fills it. */
+struct kvp_net_verbs_config {
+	const char *device;  /* name, or "": the nearest that is usable */
+	const char *exclude; /* devices never chosen, separated by commas */
+	const char *near;    /* PCI address of the lane's GPU, or "" */
+	int gid_index;       /* -1: the best RoCE v2 one */
+	uint8_t port;        /* 0: the first that is active */
+	uint8_t timeout;     /* of an unanswered packet: 4.096 us * 2^n, 1..31 */
+	uint8_t retry_count; /* 1..7 resends before a connection is lost */
+	uint8_t rnr_timer;   /* code of the wait when a peer has posted no receive, 1..31 */
+	uint8_t service_level, traffic_class;
+	uint16_t pkey_index;
+	uint32_t mtu;          /* bytes: 256..4096, 0: the port's */
+	uint32_t depth;        /* requests of one connection under way, 16..4096 */
+	uint32_t inline_bytes; /* payloads up to this travel in the request, if the device can */
+	uint64_t keepalive_ns; /* an idle connection is tried that often */
+};
 
 struct kvp_net_config {
 	const struct kvp_net_events *events; /* borrowed, outlives the net */
@@ -149,6 +165,9 @@ struct kvp_net_ops {
 };
 
 extern const struct kvp_net_ops kvp_net_ucx;
+extern const struct kvp_net_ops kvp_net_verbs;
+
+void kvp_net_verbs_defaults(struct kvp_net_verbs_config *config);
 
 /* The version of the UCX library in use, such as "1.13.1". Any thread. */
 const char *kvp_net_ucx_version(void);

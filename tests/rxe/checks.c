@@ -10,7 +10,7 @@
 
 #include "proto/util.h"
 
-static const struct kvp_check *const lists[] = { kvp_checks_rig };
+static const struct kvp_check *const lists[] = { kvp_checks_rig, kvp_checks_net };
 
 double kvp_check_ms(void)
 {

@@ -17,6 +17,7 @@ struct kvp_check {
 
 /* Lists end with a NULL name. */
 extern const struct kvp_check kvp_checks_rig[];
+extern const struct kvp_check kvp_checks_net[];
 
 #define KVP_EXPECT(cond, ...)                                              \
 	do {                                                               \

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Registered memory: rings in slices, and the places in them that peers may write to. */
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/net_verbs.h"
+#include "proto/util.h"
+
+/* Some devices cannot register 4 GiB at once, and a smaller piece fails with a clearer reason. */
+#define SLICE_BYTES (UINT64_C(2) << 30)
+
+uint64_t kvp_vb_random(struct kvp_net *net)
+{
+	net->rng ^= net->rng << 13;
+	net->rng ^= net->rng >> 7;
+	net->rng ^= net->rng << 17;
+	return net->rng;
+}
+
+static int slice_add(struct kvp_net *net, uint8_t *base, size_t bytes, bool landing, char *err,
+		     size_t err_bytes)
+{
+	/* Nobody writes into what is only sent from, and nobody ever reads. */
+	int access = landing ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE : 0;
+	struct kvp_vb_region *region = &net->regions[net->n_regions];
+	uint64_t limit = kvp_nic_memlock();
+
+	if (net->n_regions == KVP_VB_REGIONS) {
+		(void)snprintf(err, err_bytes, "more than %u memory regions", KVP_VB_REGIONS);
+		return -ENOBUFS;
+	}
+
+	region->mr = ibv_reg_mr(net->pd, base, bytes, access);
+	if (!region->mr) {
+		int e = errno;
+
+		if (e == ENOMEM && limit != UINT64_MAX)
+			(void)snprintf(err, err_bytes,
+				       "%s: %zu bytes cannot be locked, the limit is %" PRIu64
+				       ": LimitMEMLOCK=infinity in the unit",
+				       net->nic.device, bytes, limit);
+		else
+			(void)snprintf(err, err_bytes, "%s: registering %zu bytes: %s",
+				       net->nic.device, bytes, strerror(e));
+		return -e;
+	}
+	region->base = base;
+	region->bytes = bytes;
+	region->landing = landing;
+	net->n_regions++;
+	return 0;
+}
+
+int kvp_vb_memory(struct kvp_net *net, const struct kvp_net_memory *memory, char *err,
+		  size_t err_bytes)
+{
+	size_t slots = KVP_MAX(SLICE_BYTES / memory->stride, UINT64_C(1));
+	uint8_t *base = memory->base;
+
+	if (memory->stride + KVP_NET_TAIL_BYTES > net->nic.max_msg_bytes) {
+		(void)snprintf(
+			err, err_bytes,
+			"%s moves at most %u bytes at once: slots of %zu bytes are too large",
+			net->nic.device, net->nic.max_msg_bytes, memory->stride);
+		return -EMSGSIZE;
+	}
+	for (size_t i = 0; i < memory->n; i += slots) {
+		size_t n = KVP_MIN(slots, memory->n - i);
+		int r = slice_add(net, base + i * memory->stride, n * memory->stride,
+				  memory->landing, err, err_bytes);
+
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+const struct kvp_vb_region *kvp_vb_region(const struct kvp_net *net, const void *at, size_t bytes)
+{
+	for (uint32_t i = 0; i < net->n_regions; i++) {
+		const struct kvp_vb_region *region = &net->regions[i];
+		size_t skip = (size_t)((const uint8_t *)at - region->base);
+
+		if ((const uint8_t *)at >= region->base && skip < region->bytes &&
+		    bytes <= region->bytes - skip)
+			return region;
+	}
+	return NULL;
+}
+
+int kvp_vb_expose(struct kvp_net *net, void *place, size_t bytes, struct kvp_net_key *key)
+{
+	const struct kvp_vb_region *region = kvp_vb_region(net, place, bytes + KVP_NET_TAIL_BYTES);
+	struct kvp_vb_key mine;
+
+	if (!region || !region->landing)
+		return -EINVAL;
+	if (net->n_places == KVP_VB_PLACES)
+		return -ENOBUFS;
+
+	mine = (struct kvp_vb_key){
+		.addr = (uintptr_t)place,
+		.rkey = region->mr->rkey,
+		.idx = (uint16_t)net->n_places,
+		.nonce = (uint16_t)kvp_vb_random(net),
+	};
+	net->places[net->n_places++] = (struct kvp_vb_place){
+		.base = place,
+		.bytes = bytes,
+		.nonce = mine.nonce,
+	};
+	memcpy(key, &mine, sizeof(*key));
+	return 0;
+}
+
+void kvp_vb_memory_fini(struct kvp_net *net)
+{
+	while (net->n_regions > 0)
+		(void)ibv_dereg_mr(net->regions[--net->n_regions].mr); /* no queue pair is left */
+}

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/support_verbs.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "proto/util.h"
+
+uint64_t vp_ms(void)
+{
+	struct timespec ts;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &ts); /* cannot fail for this clock */
+	return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
+}
+
+static void fill(unsigned char *to, size_t bytes, uint64_t seq)
+{
+	uint64_t x = seq * UINT64_C(0x9e3779b97f4a7c15) + 1;
+
+	for (size_t i = 0; i < bytes; i++) {
+		if (i % 8 == 0)
+			x = x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+		to[i] = (unsigned char)(x >> (8 * (i % 8)));
+	}
+}
+
+static bool matches(const unsigned char *at, size_t bytes, uint64_t seq)
+{
+	unsigned char *want = malloc(bytes);
+	bool same;
+
+	if (!want)
+		return false;
+	fill(want, bytes, seq);
+	same = memcmp(want, at, bytes) == 0;
+	free(want);
+	return same;
+}
+
+static void *on_message(void *arg, const void *data, size_t hdr_bytes, size_t bytes)
+{
+	struct vp_node *node = arg;
+	struct vp_hdr hdr;
+
+	if (hdr_bytes != sizeof(hdr) || (uintptr_t)data % 16 != 0) {
+		node->bad++;
+		return NULL;
+	}
+	memcpy(&hdr, data, sizeof(hdr));
+	if (hdr.bytes != bytes || hdr.seq != node->next_seq || hdr.slot >= VP_SLOTS)
+		node->bad++;
+	node->next_seq = hdr.seq + 1;
+	node->messages++;
+	if (node->echo && vp_send(node, hdr.seq) < 0)
+		node->bad++;
+	return hdr.refuse ? NULL : node->land + hdr.slot * node->stride + hdr.offset;
+}
+
+static void on_data(void *arg, const void *data, size_t hdr_bytes, const void *payload,
+		    size_t bytes)
+{
+	struct vp_node *node = arg;
+	struct vp_hdr hdr;
+
+	(void)hdr_bytes;
+	memcpy(&hdr, data, sizeof(hdr));
+	node->data++;
+	if (!matches(payload, bytes, hdr.seq))
+		node->bad++;
+}
+
+static void on_lost(void *arg, const void *hdr, size_t hdr_bytes, void *place)
+{
+	struct vp_node *node = arg;
+
+	(void)hdr;
+	(void)hdr_bytes;
+	(void)place;
+	node->bad++; /* payloads are here when their message is */
+}
+
+static void on_sent(void *arg, void *req, int status)
+{
+	struct vp_node *node = arg;
+
+	(void)req;
+	node->told++;
+	if (status == 0)
+		node->sent_ok++;
+	else
+		node->sent_bad++;
+	if (status != 0)
+		node->last_status = status;
+}
+
+static void on_failed(void *arg, struct kvp_net_ep *ep, int status)
+{
+	struct vp_node *node = arg;
+
+	node->failed++;
+	node->last_status = status;
+	if (ep != node->ep || status >= 0)
+		node->bad++;
+}
+
+static void on_closed(void *arg, void *ep_arg)
+{
+	struct vp_node *node = arg;
+
+	node->closed++;
+	if (ep_arg != node)
+		node->bad++;
+	node->ep = NULL;
+}
+
+static const struct kvp_net_events events = {
+	.message = on_message,
+	.data = on_data,
+	.lost = on_lost,
+	.sent = on_sent,
+	.failed = on_failed,
+	.closed = on_closed,
+};
+
+static int make_known(struct vp_node *node, char *err, size_t err_bytes)
+{
+	struct kvp_net_memory memory = {
+		.base = node->pack,
+		.stride = node->stride,
+		.n = VP_SLOTS,
+	};
+	int r = kvp_net_verbs.memory(node->net, &memory, err, err_bytes);
+
+	memory.base = node->land;
+	memory.landing = true;
+	if (r == 0)
+		r = kvp_net_verbs.memory(node->net, &memory, err, err_bytes);
+	for (uint32_t i = 0; r == 0 && i < VP_SLOTS; i++)
+		r = kvp_net_verbs.expose(node->net, node->land + i * node->stride, node->slot_bytes,
+					 &node->keys[i]);
+	return r;
+}
+
+int vp_open(struct vp_node *node, const struct kvp_net_verbs_config *config, size_t slot_bytes,
+	    char *err, size_t err_bytes)
+{
+	const struct kvp_net_config net = { .events = &events, .arg = node, .verbs = config };
+	int r;
+
+	*node = (struct vp_node){
+		.slot_bytes = slot_bytes,
+		.stride = KVP_ALIGN_UP(slot_bytes + KVP_NET_TAIL_BYTES, (size_t)4096),
+	};
+	node->land = calloc(VP_SLOTS, node->stride);
+	node->pack = calloc(VP_SLOTS, node->stride);
+	if (!node->land || !node->pack)
+		return -ENOMEM;
+	r = kvp_net_verbs.open(&node->net, &net, err, err_bytes);
+	if (r == 0)
+		r = make_known(node, err, err_bytes);
+	if (r == 0)
+		r = kvp_net_verbs.address(node->net, node->addr, sizeof(node->addr));
+	if (r < 0)
+		return r;
+	node->addr_bytes = (size_t)r;
+	return 0;
+}
+
+void vp_close(struct vp_node *node)
+{
+	kvp_net_verbs.close(node->net);
+	free(node->land);
+	free(node->pack);
+}
+
+int vp_connect(struct vp_node *node, const struct vp_node *to)
+{
+	return kvp_net_verbs.ep_open(node->net, to->addr, to->addr_bytes, node, &node->ep);
+}
+
+bool vp_turn(struct vp_node *a, struct vp_node *b, const uint64_t *counter, uint64_t want,
+	     unsigned ms)
+{
+	uint64_t until = vp_ms() + ms;
+
+	while (*counter < want && vp_ms() < until) {
+		(void)kvp_net_verbs.progress(a->net);
+		if (b)
+			(void)kvp_net_verbs.progress(b->net);
+	}
+	return *counter >= want;
+}
+
+void vp_idle(struct vp_node *a, struct vp_node *b, unsigned ms)
+{
+	uint64_t none = 0;
+
+	(void)vp_turn(a, b, &none, 1, ms);
+}
+
+int vp_send(struct vp_node *node, uint64_t seq)
+{
+	const struct vp_hdr hdr = { .seq = seq };
+
+	return kvp_net_verbs.send(node->net, node->ep, &hdr, sizeof(hdr), NULL, 0, NULL);
+}
+
+int vp_put(struct vp_node *node, const struct vp_node *to, uint64_t seq, uint32_t slot,
+	   uint32_t offset, size_t bytes, bool whole)
+{
+	unsigned char *from = node->pack + slot * node->stride + offset;
+	const struct vp_hdr hdr = { .seq = seq, .bytes = bytes, .slot = slot, .offset = offset };
+	const struct kvp_net_put put = {
+		.hdr = &hdr,
+		.hdr_bytes = sizeof(hdr),
+		.payload = from,
+		.bytes = bytes,
+		.key = &to->keys[slot],
+		.offset = offset,
+		.whole = whole,
+		.req = node,
+	};
+
+	fill(from, bytes, seq);
+	return kvp_net_verbs.put(node->net, node->ep, &put);
+}
