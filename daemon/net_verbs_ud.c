@@ -383,6 +383,8 @@ int kvp_vb_ud_init(struct kvp_net *net)
 	if (r < 0)
 		return r;
 
+	net->ud_qp.all_signaled = true; /* a marker would need an address */
+
 	return ud_receives(net);
 }
 

@@ -149,7 +149,8 @@ void kvp_qp_fail(struct kvp_qp *qp, int status)
 	qp->posted += qp->n_batch;
 	qp->n_batch = 0;
 	/* If the device refuses either, nothing flushes, and the owner's deadline destroys. */
-	if (ibv_modify_qp(qp->qp, &attr, IBV_QP_STATE) != 0 || post_marker(qp) != 0)
+	if (ibv_modify_qp(qp->qp, &attr, IBV_QP_STATE) != 0 || qp->all_signaled ||
+	    post_marker(qp) != 0)
 		return;
 	qp->posted++;
 	*user_of(qp, qp->posted) = NULL;

@@ -57,6 +57,7 @@ struct kvp_qp {
 	uint64_t posted;    /* sequence of the newest request given to the device */
 	uint64_t completed; /* all up to this one are over */
 	enum kvp_qp_state state;
+	bool all_signaled;         /* by its owner, who adds nothing here: it needs no marker */
 	int status;                /* why it failed */
 	enum ibv_wc_status reason; /* the device's word for it; SUCCESS: it was ours */
 	void **users;              /* owned ring [depth + 1], by sequence */
