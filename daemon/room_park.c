@@ -75,8 +75,10 @@ static void parked_drop(struct kvp_rooms *rooms, struct kvp_room_parked *parked)
 	parked_free(parked);
 }
 
-/* A destination that offers anew has given up what it offered before. */
-static void drop_older(struct kvp_rooms *rooms, const struct kvp_room_key *key, uint32_t dest)
+/* A destination that offers anew has given up what it offered before. Only its own daemon can say
+ * so: another peer's offer for the same destination is parked beside it. */
+static void drop_older(struct kvp_rooms *rooms, const struct kvp_peer *peer,
+		       const struct kvp_room_key *key, uint32_t dest)
 {
 	struct kvp_room_parking *parking = parking_find(rooms, key);
 	struct kvp_room_parked *parked, *tmp;
@@ -85,7 +87,7 @@ static void drop_older(struct kvp_rooms *rooms, const struct kvp_room_key *key, 
 		return;
 	LL_FOREACH_SAFE2(parking->first, parked, tmp, knext)
 	{
-		if (parked->msg->offer->leg->dest != dest)
+		if (parked->peer != peer || parked->msg->offer->leg->dest != dest)
 			continue;
 		rooms->stats.late_messages++;
 		parked_drop(rooms, parked);
@@ -101,7 +103,7 @@ void kvp_park_offer(struct kvp_rooms *rooms, struct kvp_peer *peer, const Kvp__P
 	struct kvp_room_parking *parking;
 	char text[96];
 
-	drop_older(rooms, &key, leg->dest);
+	drop_older(rooms, peer, &key, leg->dest);
 	if (rooms->n_parked >= rooms->config->limits.max_parked_offers) {
 		rooms->stats.refused_limit++;
 		(void)snprintf(text, sizeof(text),

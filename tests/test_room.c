@@ -1082,3 +1082,142 @@ Test(room, aborted_in_motion_between_nodes)
 		cr_assert_eq(dst.pool->pages_held, 0u);
 	}
 }
+
+/* ---- ends at named points ----------------------------------------------------------------------
+ */
+
+#ifdef KVP_TEST
+
+static void hold(struct sr_node *node, enum kvp_hold point, bool on)
+{
+	struct kvp_order_id *order = calloc(1, sizeof(*order));
+
+	order->order.type = KVP_ORDER_HOLD;
+	order->id = point;
+	order->value = on;
+	kvp_lane_order(node->lanes[0], &order->order);
+}
+
+static uint32_t held(const struct sr_node *node, enum kvp_hold point)
+{
+	struct kvp_lane_status status;
+
+	kvp_lane_status_read(node->lanes[0], &status);
+	return status.holds[point];
+}
+
+enum killer { ABORT_SRC, ABORT_DST, LOSE_SESSION, LOSE_CLIENT, KILLERS };
+
+static void kill_by(enum killer killer)
+{
+	struct kvp_peer *peer;
+
+	switch (killer) {
+	case ABORT_SRC:
+		cr_assert_eq(sr_abort(&a, 2), OK);
+		break;
+	case ABORT_DST:
+		cr_assert_eq(sr_abort(&b, 1), OK);
+		break;
+	case LOSE_SESSION:
+		peer = kvp_peer_get(b.peers, self(), b.err, sizeof(b.err));
+		cr_assert_not_null(peer);
+		kvp_peer_fail(peer, ST(PROTOCOL), "is cut off by the test");
+		kvp_peer_put(peer);
+		break;
+	default:
+		kvp_rooms_owner_lost(a.rooms, &a.owner, "killed");
+		break;
+	}
+}
+
+static void begin_transfer(bool whole)
+{
+	struct sr_expect expect = expect_one(1);
+	struct sr_chunk chunk = chunk_of(2, 0, 0, 24);
+
+	memset(a.ends, 0, sizeof(a.ends));
+	memset(b.ends, 0, sizeof(b.ends));
+	cr_assert_eq(sr_expect(&b, &dst, &expect), OK, "%s", b.err);
+	open_ok(2, 7, 0);
+	SR_UNTIL(&a, &b, a.ends[2].state == RS(READY));
+	if (whole)
+		submit_all(2);
+	else
+		submit(&a, &chunk); /* the end is far: nothing can complete */
+}
+
+Test(room, ends_at_every_point_of_the_data_path, .timeout = 120)
+{
+	static const struct {
+		enum kvp_hold point;
+		bool at_src;
+	} points[] = { { KVP_HOLD_WANT, true },     { KVP_HOLD_GRANT, false },
+		       { KVP_HOLD_GATHER, true },   { KVP_HOLD_SEND, true },
+		       { KVP_HOLD_SCATTER, false }, { KVP_HOLD_LANDED, false } };
+
+	two_nodes();
+	for (unsigned p = 0; p < KVP_ARRAY_SIZE(points); p++)
+		for (unsigned k = 0; k < KILLERS; k++) {
+			struct sr_node *node = points[p].at_src ? &a : &b;
+
+			hold(node, points[p].point, true);
+			begin_transfer(false);
+			SR_UNTIL(&a, &b, held(node, points[p].point) > 0);
+			kill_by((enum killer)k);
+			/* Quiet though the pieces are still held: nobody touches the pages. */
+			SR_UNTIL(&a, &b, b.ends[1].released && kvp_rooms_count(a.rooms) == 0);
+			cr_assert(b.ends[1].failed);
+			cr_assert_eq(dst.pool->pages_held, 0u);
+			hold(node, points[p].point, false);
+		}
+	/* Nothing is left behind: the same room goes through. */
+	begin_transfer(true);
+	SR_UNTIL(&a, &b, b.ends[1].released && a.ends[2].released);
+	cr_assert(b.ends[1].complete, "%s", b.ends[1].reason);
+	sr_pool_check(&dst, dst_pages, 0, 0, 64);
+}
+
+Test(room, a_stalled_receiver_times_out)
+{
+	struct sr_expect expect;
+	struct sr_open open = { .handle = 2, .room = 7, .timers.progress_ms = 150 };
+
+	two_nodes();
+	hold(&b, KVP_HOLD_GRANT, true);
+	expect = expect_one(1);
+	cr_assert_eq(sr_expect(&b, &dst, &expect), OK, "%s", b.err);
+	cr_assert_eq(sr_open(&a, &src, &open), OK, "%s", a.err);
+	SR_UNTIL(&a, &b, a.ends[2].state == RS(READY));
+	submit_all(2);
+	SR_UNTIL(&a, &b, b.ends[1].released && a.ends[2].released);
+	cr_assert_eq(a.ends[2].status, ST(TIMEOUT), "%s", a.ends[2].reason);
+	cr_assert(strstr(a.ends[2].reason, "grant"), "%s", a.ends[2].reason);
+	cr_assert(a.ends[2].retry);
+	hold(&b, KVP_HOLD_GRANT, false);
+}
+
+Test(room, held_offers_and_a_session_that_goes)
+{
+	struct sr_expect expect;
+
+	two_nodes();
+	kvp_rooms_hold_offers(b.rooms, true);
+	expect = expect_one(1);
+	cr_assert_eq(sr_expect(&b, &dst, &expect), OK, "%s", b.err);
+	open_ok(2, 7, 0);
+	sr_run(&a, &b, 50 * SR_MS);
+	cr_assert_eq(b.ends[1].state, RS(OFFERING));
+	cr_assert_eq(a.ends[2].state, RS(WAITING));
+	/* The accept is lost with its session: both wait for the next, none fails. */
+	kill_by(LOSE_SESSION);
+	sr_run(&a, &b, 50 * SR_MS);
+	cr_assert_eq(a.ends[2].state, RS(WAITING));
+	kvp_rooms_hold_offers(b.rooms, false);
+	SR_UNTIL(&a, &b, a.ends[2].state == RS(READY));
+	submit_all(2);
+	SR_UNTIL(&a, &b, b.ends[1].released && a.ends[2].released);
+	cr_assert(b.ends[1].complete, "%s", b.ends[1].reason);
+}
+
+#endif
