@@ -342,6 +342,25 @@ Test(inspect, stop_fails_rooms_with_the_reason)
 	support_daemon_clean(&daemon_);
 }
 
+/* The second signal does not wait for rooms, nor for clients to read. */
+Test(inspect, second_signal_stops_at_once)
+{
+	struct engine engine;
+	uint64_t from;
+
+	support_daemon_start(&daemon_, "[stop]\ndrain = 10m");
+	engine_begin(&engine);
+	open_room(&engine, 3);
+	kill(daemon_.pid, SIGTERM);
+	while (!support_log_has(&daemon_, "signal 15: stopping, 1 rooms"))
+		support_sleep_ms(5);
+	from = support_now_ms();
+	cr_assert_eq(support_daemon_stop(&daemon_), 0);
+	cr_assert_lt(support_now_ms() - from, 10000);
+	engine_end(&engine);
+	support_daemon_clean(&daemon_);
+}
+
 /* A thread of the daemon other than the loop; 0: none. */
 static pid_t lane_thread(void)
 {
