@@ -69,28 +69,34 @@ static void put_source(const struct fault_room *room, uint8_t *mem)
 	rig_put_segment(blob_of(&room->src.pool, mem), BLOB, &key, SEGMENT);
 }
 
-static void end_make(struct fault_end *end, const struct rig_daemon *daemon, const char *label,
-		     uint64_t seed)
+static void end_make(struct fault_end *end, const struct rig_daemon *daemon, uint64_t seed,
+		     uint32_t row_bytes)
 {
 	uint32_t layer;
 
 	memset(end, 0, sizeof(*end));
 	end->daemon = daemon;
 	for (layer = 0; layer < LAYERS; layer++)
-		(void)rig_pool_entry(&end->pool, layer, ROW, PAGE, PAGES);
+		(void)rig_pool_entry(&end->pool, layer, row_bytes, PAGE, PAGES);
 	(void)rig_pool_blob(&end->pool, LAYERS, BLOB);
-	rig_pool_allocate(&end->pool, label, seed);
+	rig_pool_allocate(&end->pool, "faults", seed);
 	rig_pages(end->pages, KVP_ARRAY_SIZE(end->pages), 0, PAGES, seed);
+}
+
+void fault_room_make_rows(struct fault_room *room, uint64_t id, const struct rig_daemon *src,
+			  const struct rig_daemon *dst, uint32_t row_bytes)
+{
+	memset(room, 0, sizeof(*room));
+	room->id = id;
+	end_make(&room->src, src, id * 2, row_bytes);
+	end_make(&room->dst, dst, id * 2 + 1, row_bytes);
+	put_source(room, room->src.pool.mem);
 }
 
 void fault_room_make(struct fault_room *room, uint64_t id, const struct rig_daemon *src,
 		     const struct rig_daemon *dst)
 {
-	memset(room, 0, sizeof(*room));
-	room->id = id;
-	end_make(&room->src, src, "source", id * 2);
-	end_make(&room->dst, dst, "destination", id * 2 + 1);
-	put_source(room, room->src.pool.mem);
+	fault_room_make_rows(room, id, src, dst, ROW);
 }
 
 void fault_connect(struct fault_end *end, const char *name)
@@ -132,17 +138,25 @@ int fault_try_expect(struct fault_room *room)
 	struct kvp_expect expect = KVP_EXPECT_INIT;
 	struct kvp_side_desc side = dst_side(room);
 	struct kvp_segment segment = { .id = SEGMENT, .entry = LAYERS, .bytes = BLOB };
-	struct kvp_expect_sender sender = { .n_dests = 1, .role = KVP_ROLE_DATA };
+	struct kvp_expect_sender senders[4];
+	uint32_t i;
 
-	sender.address = room->address ? room->address : room->src.daemon->address;
+	RIG_REQUIRE(room->n_dummies < KVP_ARRAY_SIZE(senders));
+	for (i = 0; i <= room->n_dummies; i++)
+		senders[i] = (struct kvp_expect_sender){
+			.address = room->address ? room->address : room->src.daemon->address,
+			.sender = i,
+			.n_dests = 1,
+			.role = i ? KVP_ROLE_NONE : KVP_ROLE_DATA,
+		};
 	expect.room = room->id;
 	expect.pool = room->dst.pool.id;
 	expect.sides = &side;
 	expect.n_sides = 1;
 	expect.segments = &segment;
 	expect.n_segments = 1;
-	expect.senders = &sender;
-	expect.n_senders = 1;
+	expect.senders = senders;
+	expect.n_senders = 1 + room->n_dummies;
 	expect.meta_from = 0;
 	expect.end = FAULT_TOKENS;
 	expect.label = "faults";

@@ -26,6 +26,7 @@ struct fault_room {
 	uint64_t id, generation;
 	struct fault_end src, dst;
 	const char *address; /* that the expectation names; NULL: of the source's daemon */
+	uint32_t n_dummies;  /* senders without data that the expectation names, from 1 on */
 	struct kvp_timers timers;
 };
 
@@ -33,6 +34,9 @@ struct fault_room {
 enum fault_part { FAULT_FIRST, FAULT_REST_OPEN, FAULT_REST };
 
 /* Allocates both pools and writes the source's rows. */
+void fault_room_make_rows(struct fault_room *room, uint64_t id, const struct rig_daemon *src,
+			  const struct rig_daemon *dst, uint32_t row_bytes);
+/* The same with rows of 576 bytes. */
 void fault_room_make(struct fault_room *room, uint64_t id, const struct rig_daemon *src,
 		     const struct rig_daemon *dst);
 /* Opens a client for the end and registers its pool. */

@@ -91,8 +91,9 @@ static void daemon_configure(const struct rig_daemon *daemon, const char *path, 
 	RIG_REQUIRE(file, "%s: %s", path, strerror(errno));
 	fprintf(file, "[node]\nname = %s\n", daemon->name);
 	fprintf(file, "[client]\nsocket = %s\nmode = 0600\ngroup =\n", daemon->socket);
-	fprintf(file, "[peer]\nlisten = %s\nheartbeat = 200ms\nlost_after = 3s\n",
-		daemon->address[0] ? daemon->address : "127.0.0.1:0");
+	fprintf(file, "[peer]\nlisten = %s\n%s",
+		daemon->address[0] ? daemon->address : "127.0.0.1:0",
+		daemon->timing ? daemon->timing : "heartbeat = 200ms\nlost_after = 3s\n");
 	fprintf(file, "%s", extra ? extra : "");
 	RIG_REQUIRE(fclose(file) == 0);
 }
@@ -168,6 +169,7 @@ struct rig_daemon *rig_daemon_start(struct rig *rig, const char *name, const cha
 	snprintf(daemon->name, sizeof(daemon->name), "%s", name);
 	snprintf(daemon->socket, sizeof(daemon->socket), "%s/%s.sock", dir, name);
 	snprintf(daemon->log, sizeof(daemon->log), "%s/%s.log", dir, name);
+	daemon->timing = rig->timing;
 	rig_daemon_restart(daemon, extra);
 	rig->n_daemons++;
 	return daemon;

@@ -38,6 +38,7 @@ struct rig_daemon {
 	char socket[108];
 	char address[64]; /* that expectations name */
 	char log[128];
+	const char *timing;
 	pid_t pid; /* 0: not running */
 };
 
@@ -51,6 +52,7 @@ struct rig {
 	struct rig_daemon daemons[RIG_DAEMONS];
 	struct rig_rank ranks[RIG_RANKS];
 	uint32_t n_daemons, n_ranks;
+	const char *timing; /* lines of [peer] of daemons started from now on; NULL: short ones */
 	_Atomic uint64_t *stages; /* [RIG_STAGES] shared by all processes of the scenario */
 };
 
