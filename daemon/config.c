@@ -33,6 +33,13 @@ static const struct kvp_config_choice trust_choices[] = {
 	{ NULL, 0 },
 };
 
+static const struct kvp_config_choice transport_choices[] = {
+	{ "ucx", KVP_TRANSPORT_UCX },
+	{ "verbs", KVP_TRANSPORT_VERBS },
+	{ "auto", KVP_TRANSPORT_AUTO },
+	{ NULL, 0 },
+};
+
 static const struct kvp_config_choice allow_choices[] = {
 	{ "listed", KVP_ALLOW_LISTED },
 	{ "all", KVP_ALLOW_ALL },
@@ -90,6 +97,25 @@ static const struct kvp_config_key keys[] = {
 	NUM(ucx, port_lo, COUNT, 0, 65535, "0", "first port for data; 0: any"),
 	NUM(ucx, port_hi, COUNT, 0, 65535, "0", "last port for data; 0: any"),
 	CHOICE(ucx, tcp_network, trust_choices, "loopback", "who may reach the data ports"),
+
+	CHOICE(data, transport, transport_choices, "ucx",
+	       "what carries the data; auto: verbs if there is a usable RDMA device, else ucx"),
+
+	STR(verbs, device, 0, "", "RDMA device; empty: the nearest that is usable"),
+	LIST(verbs, exclude, "", "RDMA devices that are never chosen, separated by commas"),
+	STR(verbs, gid_index, 1, "auto", "GID to send from; auto: the best of RoCE v2"),
+	NUM(verbs, port, COUNT, 0, 255, "0", "port of the device; 0: the first that is active"),
+	NUM(verbs, mtu, COUNT, 0, 4096, "0", "largest packet, 256 to 4096; 0: as the port has it"),
+	NUM(verbs, depth, COUNT, 16, 4096, "128", "requests of one connection under way"),
+	NUM(verbs, inline_bytes, BYTES, 0, 1024, "192", "messages up to it travel in the request"),
+	NUM(verbs, timeout, COUNT, 1, 31, "14", "wait for an answer: 4.096us times 2 to its power"),
+	NUM(verbs, retry_count, COUNT, 1, 7, "3", "times that a packet without answer is resent"),
+	NUM(verbs, rnr_timer, COUNT, 1, 31, "12", "code of the wait for a missing receive"),
+	NUM(verbs, service_level, COUNT, 0, 15, "0", "service level of the packets"),
+	NUM(verbs, traffic_class, COUNT, 0, 255, "0", "traffic class: DSCP times 4"),
+	NUM(verbs, pkey_index, COUNT, 0, 65535, "0", "index of the partition key"),
+	DUR(verbs, keepalive, DURATION, 10 * MS, 60 * SEC, "1s",
+	    "how often an idle connection is tried"),
 
 	DUR(lane, spin, SPIN, 0, 10 * MS, "auto",
 	    "busy wait before sleeping; auto: 50us, 0 below 4 cores"),
@@ -638,6 +664,13 @@ static const char *check_order(const struct kvp_config *config)
 		return "ucx.port_lo and ucx.port_hi must both be given, or none";
 	if (config->ucx.port_hi < config->ucx.port_lo)
 		return "ucx.port_hi must not be below ucx.port_lo";
+	if (config->verbs.mtu > 0 &&
+	    (config->verbs.mtu < 256 || (config->verbs.mtu & (config->verbs.mtu - 1)) != 0))
+		return "verbs.mtu must be 0, 256, 512, 1024, 2048 or 4096";
+	if (strcmp(config->verbs.gid_index, "auto") != 0 &&
+	    (strlen(config->verbs.gid_index) > 3 ||
+	     strspn(config->verbs.gid_index, "0123456789") != strlen(config->verbs.gid_index)))
+		return "verbs.gid_index must be auto or a number up to 999";
 	return NULL;
 }
 
@@ -668,6 +701,8 @@ static const char *check_peers(const struct kvp_config *config)
 	if (!host_is_loopback(host) && config->peer.plaintext != KVP_TRUST_TRUSTED)
 		return "peer.listen is beyond loopback, where the control channel has no TLS: "
 		       "only with peer.plaintext = trusted";
+	if (config->data.transport == KVP_TRANSPORT_VERBS)
+		return NULL; /* the card checks keys and bounds of what peers write */
 	if (strcmp(config->ucx.interface, "lo") != 0 && !trusted)
 		return "ucx.interface is not lo, and who reaches the data ports can write this "
 		       "daemon's memory: only with ucx.tcp_network = trusted";

@@ -24,6 +24,12 @@ enum kvp_trust {
 	KVP_TRUST_TRUSTED,  /* the operator vouches for everything that can reach the port */
 };
 
+enum kvp_transport {
+	KVP_TRANSPORT_UCX,
+	KVP_TRANSPORT_VERBS,
+	KVP_TRANSPORT_AUTO, /* verbs if there is a usable device, else ucx */
+};
+
 enum kvp_allow {
 	KVP_ALLOW_LISTED, /* the daemon's own user, root, and what has a [uid.N] or [gid.N] section
 			   */
@@ -70,6 +76,22 @@ struct kvp_config {
 		uint16_t port_hi;
 		uint32_t tcp_network; /* enum kvp_trust */
 	} ucx;
+	struct {
+		uint32_t transport; /* enum kvp_transport */
+	} data;
+	struct {
+		char device[KVP_CONFIG_STR_MAX];    /* "": a choice */
+		char exclude[KVP_CONFIG_LIST_MAX];  /* devices, separated by commas */
+		char gid_index[KVP_CONFIG_STR_MAX]; /* a number, or "auto" */
+		uint32_t port;                      /* 0: the first that is active */
+		uint32_t mtu;                       /* 0: the port's */
+		uint32_t depth;
+		uint64_t inline_bytes;
+		uint32_t timeout, retry_count,
+			rnr_timer; /* codes of the InfiniBand specification */
+		uint32_t service_level, traffic_class, pkey_index;
+		uint64_t keepalive_ns;
+	} verbs;
 	struct {
 		uint64_t spin_ns; /* `auto` is resolved when loaded */
 		uint64_t stuck_after_ns;

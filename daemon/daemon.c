@@ -17,6 +17,7 @@
 #include "daemon/core.h"
 #include "daemon/log.h"
 #include "daemon/net.h"
+#include "daemon/nic.h"
 #include "daemon/notify.h"
 #include "daemon/server.h"
 #include "proto/util.h"
@@ -334,25 +335,76 @@ static void on_signal(uv_signal_t *handle, int signum)
 
 /* ---- start */
 
+/* Both outlive the lane's start, which is all that looks at them. */
+static void verbs_config(struct kvp_net_verbs_config *verbs, const struct kvp_config *config)
+{
+	kvp_net_verbs_defaults(verbs);
+	verbs->device = config->verbs.device;
+	verbs->exclude = config->verbs.exclude;
+	verbs->port = (uint8_t)config->verbs.port;
+	if (strcmp(config->verbs.gid_index, "auto") != 0)
+		verbs->gid_index = (int)strtol(config->verbs.gid_index, NULL, 10); /* digits */
+	verbs->mtu = config->verbs.mtu;
+	verbs->depth = config->verbs.depth;
+	verbs->inline_bytes = (uint32_t)config->verbs.inline_bytes;
+	verbs->timeout = (uint8_t)config->verbs.timeout;
+	verbs->retry_count = (uint8_t)config->verbs.retry_count;
+	verbs->rnr_timer = (uint8_t)config->verbs.rnr_timer;
+	verbs->service_level = (uint8_t)config->verbs.service_level;
+	verbs->traffic_class = (uint8_t)config->verbs.traffic_class;
+	verbs->pkey_index = (uint16_t)config->verbs.pkey_index;
+	verbs->keepalive_ns = config->verbs.keepalive_ns;
+}
+
+/* Whoever reaches a transport's port can write here: none without peers. */
+static const struct kvp_net_ops *choose_net(const struct kvp_config *config,
+					    const struct kvp_net_verbs_config *verbs)
+{
+	struct kvp_nic nics[KVP_NIC_MAX];
+	const struct kvp_nic_wish wish = {
+		.device = verbs->device,
+		.exclude = verbs->exclude,
+		.near = "",
+		.port = verbs->port,
+		.gid_index = verbs->gid_index,
+	};
+	char why[256];
+
+	if (!config->peer.listen[0])
+		return NULL;
+	if (config->data.transport == KVP_TRANSPORT_UCX)
+		return &kvp_net_ucx;
+	if (config->data.transport == KVP_TRANSPORT_VERBS)
+		return &kvp_net_verbs; /* or the start fails: never silently something else */
+	if (kvp_nic_list(nics, &wish, why, sizeof(why)) > 0)
+		return &kvp_net_verbs;
+	kvp_log(KVP_LOG_NOTICE, "data.transport auto: ucx, since %s", why);
+	return &kvp_net_ucx;
+}
+
 static int start_lane(struct kvp_daemon *daemon, char *err, size_t err_bytes)
 {
 	struct kvp_core *core = &daemon->core;
 	const struct kvp_config *config = core->config;
-	const struct kvp_lane_config lane = {
+	struct kvp_net_verbs_config verbs;
+	struct kvp_lane_config lane = {
 		.name = "host",
 		.slots = config->host.slots,
 		.slot_bytes = config->host.slot_bytes,
 		.spin_ns = config->lane.spin_ns,
 		.pack = config->lane.pack,
 		.wants_per_session = config->limits.max_wants,
-		/* Whoever reaches a transport's port can write here: none without peers. */
-		.net = config->peer.listen[0] ? &kvp_net_ucx : NULL,
 		.interface = config->ucx.interface,
 		.port_lo = config->ucx.port_lo,
 		.port_hi = config->ucx.port_hi,
+		.verbs = &verbs,
 		.loop = &daemon->inbox,
 	};
-	int r = kvp_lane_start(&core->lanes[0], &lane, err, err_bytes);
+	int r;
+
+	verbs_config(&verbs, config);
+	lane.net = choose_net(config, &verbs);
+	r = kvp_lane_start(&core->lanes[0], &lane, err, err_bytes);
 
 	if (r < 0)
 		return r;

@@ -366,7 +366,7 @@ static bool add_peer(void *arg, const struct kvp_peer_view *view)
 	(void)cJSON_AddNumberToObject(peer, "retry_in_s", (double)retry_ms / 1000.0);
 	(void)cJSON_AddStringToObject(peer, "transport",
 				      view->self        ? "local"
-				      : view->endpoints ? "ucx"
+				      : view->endpoints ? kvp_lane_transport(ask->core->lanes[0])
 							: "");
 	kvp_inspect_num(peer, "endpoints", view->endpoints);
 	(void)cJSON_AddStringToObject(peer, "reason", view->reason);

@@ -456,3 +456,8 @@ uint64_t kvp_lane_slot_bytes(const struct kvp_lane *lane)
 {
 	return lane->config.slot_bytes;
 }
+
+const char *kvp_lane_transport(const struct kvp_lane *lane)
+{
+	return lane->config.net ? lane->config.net->name : "";
+}

@@ -220,6 +220,8 @@ void kvp_lane_order(struct kvp_lane *lane, struct kvp_order *order);
 /* This lane's transport address (fixed after start); 0 bytes without transport. */
 const void *kvp_lane_address(const struct kvp_lane *lane, uint32_t *bytes);
 uint64_t kvp_lane_slot_bytes(const struct kvp_lane *lane);
+/* "ucx", "verbs"; "" without transport. */
+const char *kvp_lane_transport(const struct kvp_lane *lane);
 
 #define KVP_LANE_SLOTS_SHOWN 64u
 

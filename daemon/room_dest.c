@@ -114,7 +114,7 @@ static int offer_send(struct kvp_dleg *leg)
 	offer.prefix = room->prefix;
 	offer.end = room->end;
 	offer.layout_version = KVP_LAYOUT_VERSION;
-	offer.transport = (char *)"ucx";
+	offer.transport = (char *)kvp_lane_transport(room->lane);
 	if (leg->data)
 		r = offer_data(leg, &offer, &parts);
 	if (r < 0)

@@ -245,6 +245,12 @@ static Kvp__Status offer_geom(struct kvp_sleg *leg, const struct kvp_peer *peer,
 	if (!kvp_peer_is_self(peer) && offer->lane_address.len == 0)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_UNSUPPORTED,
 				       "the destination's daemon has no data transport");
+	if (!kvp_peer_is_self(peer) && offer->transport[0] &&
+	    strcmp(offer->transport, kvp_lane_transport(room->lane)) != 0)
+		return kvp_room_refuse(err, KVP__STATUS__STATUS_UNSUPPORTED,
+				       "the destination's daemon moves data by %s, this one by %s: "
+				       "data.transport",
+				       offer->transport, kvp_lane_transport(room->lane));
 	status = kvp_geom_unpack(&remote, offer->entries, offer->n_entries, offer->sides,
 				 offer->n_sides, err);
 	if (status == KVP_ROOM_OK) {
