@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The daemon's state as JSON, for kvpackctl and whoever else asks. docs/protocol.md lists the
- * fields. Loop thread only.
+ * The daemon's state as JSON, for kvpackctl and whoever else asks; fields are added, never
+ * renamed. Loop thread only.
  *
  * Whoever is no admin sees that objects of other users exist and how many, not their labels,
  * processes, handles or reasons. Keys, tokens and tags are shown to nobody.

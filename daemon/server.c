@@ -136,7 +136,7 @@ static int remove_stale(const struct opening *open, const struct sockaddr_un *ad
 }
 
 /* The configured group, if it exists and we may; otherwise our own keeps the socket. */
-static void give_to_group(const struct opening *open, int dir)
+static void give_to_group(const struct opening *open)
 {
 	const char *name = open->config->client.group;
 	const struct group *group = name[0] ? getgrnam(name) : NULL; /* no other thread asks */
@@ -151,10 +151,9 @@ static void give_to_group(const struct opening *open, int dir)
 	if (chown(open->config->client.socket, (uid_t)-1, group->gr_gid) < 0)
 		kvp_log(KVP_LOG_WARNING, "chown %s: %s", open->config->client.socket,
 			strerror(errno));
-	(void)dir;
 }
 
-static int bind_listen(const struct opening *open, const struct sockaddr_un *addr, int dir)
+static int bind_listen(const struct opening *open, const struct sockaddr_un *addr)
 {
 	KVP_CLEANUP(kvp_closep)
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -171,7 +170,7 @@ static int bind_listen(const struct opening *open, const struct sockaddr_un *add
 	if (r < 0)
 		return fail(open, errno, "client.socket: bind %s: %s", addr->sun_path,
 			    strerror(errno));
-	give_to_group(open, dir);
+	give_to_group(open);
 	if (chmod(addr->sun_path, open->config->client.mode) < 0 || listen(fd, BACKLOG) < 0 ||
 	    lstat(addr->sun_path, &st) < 0)
 		return fail(open, errno, "client.socket: %s: %s", addr->sun_path, strerror(errno));
@@ -193,7 +192,7 @@ static int open_socket(const struct opening *open)
 	r = lock_directory(open, &dir);
 	if (r == 0)
 		r = remove_stale(open, &addr);
-	return r < 0 ? r : bind_listen(open, &addr, dir);
+	return r < 0 ? r : bind_listen(open, &addr);
 }
 
 /* ---- accept */
