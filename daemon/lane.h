@@ -246,6 +246,8 @@ struct kvp_lane_status {
 	uint64_t raw_rows;     /* rows sent one by one, packing off */
 	uint64_t repacked;     /* pieces packed again because grants came too far apart */
 	uint64_t shared;       /* pieces that went out from a slot packed for another destination */
+	uint64_t eager;        /* pieces that landed with their want */
+	uint64_t eager_missed; /* payloads of wants that found no slot and were sent again */
 	uint64_t no_token;     /* data dropped: token not live */
 	uint64_t stale;        /* wants, grants, landed of ended objects dropped */
 	uint64_t bad_messages; /* malformed headers dropped */

@@ -75,7 +75,7 @@ struct kvp_share {
 	uint32_t refs;
 	uint32_t land_slots;     /* granted to it */
 	uint32_t pack_slots;     /* pieces of it that hold one */
-	uint32_t ahead;           /* of those, packed without a grant */
+	uint32_t ahead;          /* of those, packed without a grant */
 	struct kvp_rx_legs legs; /* with wants in their queue; served in turns */
 	bool queued;             /* in lane->shares */
 	TAILQ_ENTRY(kvp_share) link;
@@ -245,6 +245,7 @@ struct kvp_tx_piece {
 	uint8_t kind;
 	bool ahead; /* packed without a grant */
 	bool landed, gathered;
+	bool eager;   /* its bytes went with the want */
 	uint32_t idx; /* in the chunk */
 	uint32_t tokens;
 	uint32_t segment; /* index in the chunk's list */
@@ -332,6 +333,7 @@ struct kvp_lane {
 	struct kvp_links links;
 	uint32_t links_closing;
 	struct kvp_shares shares;     /* with wants in their queue; served in turns */
+	struct kvp_rx_piece *eager;   /* between the two calls for a WANT with a payload */
 	struct kvp_rx_pieces rx_here; /* kept before the scatter */
 	/* Messages of legs that are not known yet: their orders may be in the inbox already. */
 	union kvp_wire_msg late[KVP_LANE_LATE];
@@ -460,6 +462,16 @@ void *kvp_rx_message(struct kvp_lane *lane, const struct kvp_wire_data *data, si
 void kvp_rx_data(struct kvp_lane *lane, const struct kvp_wire_data *msg, const void *data,
 		 size_t bytes);
 void kvp_rx_lost(struct kvp_lane *lane, const struct kvp_wire_data *msg);
+/* A WANT with its payload: where the payload goes, and then that it is there. NULL: it is an
+ * ordinary WANT. rx_eager.c */
+void *kvp_rx_eager(struct kvp_lane *lane, const struct kvp_wire_want *want, size_t bytes);
+void kvp_rx_eager_data(struct kvp_lane *lane, const void *data, size_t bytes);
+/* The piece at the head of the leg's queue lands in this slot. */
+void kvp_rx_piece_grant(struct kvp_rx_leg *leg, struct kvp_slot *slot, uint64_t token);
+/* All bytes of the piece are here; they may lie in the transport's memory. */
+void kvp_rx_here(struct kvp_lane *lane, struct kvp_rx_piece *piece, const void *from);
+/* The newest piece of a live leg; NULL: there is none. */
+struct kvp_rx_piece *kvp_rx_newest(struct kvp_lane *lane, const struct kvp_wire_want *want);
 /* The piece's bytes are in the pool. */
 void kvp_rx_landed(struct kvp_rx_piece *piece);
 /* Counts a landed piece into the leg's positions; pieces come in order. */
@@ -530,6 +542,10 @@ void kvp_tx_refuse(struct kvp_lane *lane, const struct kvp_wire_refuse *msg);
 void kvp_tx_sent(struct kvp_lane *lane, struct kvp_tx_piece *piece, int status);
 /* Frees what of the leg's pieces the transport does not hold. */
 void kvp_tx_leg_drop(struct kvp_tx_leg *leg);
+/* Packs the piece and sends it with its want: true if the transport has taken both. tx_eager.c */
+bool kvp_tx_eager(struct kvp_tx_piece *piece, const struct kvp_wire_want *want);
+/* The receiver has landed what came with the want. */
+void kvp_tx_eager_landed(struct kvp_tx_piece *piece);
 uint32_t kvp_tx_sends(struct kvp_link *link);
 uint32_t kvp_tx_wants(struct kvp_link *link);
 uint32_t kvp_tx_ahead(struct kvp_link *link);

@@ -275,6 +275,8 @@ static void *on_message(void *arg, const void *hdr, size_t hdr_bytes, size_t byt
 	union kvp_wire_msg msg;
 	unsigned type = parse(&msg, hdr, hdr_bytes);
 
+	if (type == KVP_WIRE_WANT && bytes > 0)
+		return kvp_rx_eager(lane, &msg.want, bytes);
 	if ((type == KVP_WIRE_DATA) != (bytes > 0))
 		type = 0;
 
@@ -303,13 +305,16 @@ static void *on_message(void *arg, const void *hdr, size_t hdr_bytes, size_t byt
 	return NULL;
 }
 
-/* Only messages that on_message() accepted come here: DATA. */
+/* Only messages that on_message() accepted come here: DATA, and WANT right after that call. */
 static void on_data(void *arg, const void *hdr, size_t hdr_bytes, const void *data, size_t bytes)
 {
 	union kvp_wire_msg msg;
+	unsigned type = parse(&msg, hdr, hdr_bytes);
 
-	if (parse(&msg, hdr, hdr_bytes) == KVP_WIRE_DATA)
+	if (type == KVP_WIRE_DATA)
 		kvp_rx_data(arg, &msg.data, data, bytes);
+	else if (type == KVP_WIRE_WANT)
+		kvp_rx_eager_data(arg, data, bytes);
 }
 
 static void on_lost(void *arg, const void *hdr, size_t hdr_bytes, void *place)

@@ -598,6 +598,13 @@ static void keep_late(struct kvp_lane *lane, const void *msg, size_t bytes)
 	memcpy(&lane->late[lane->n_late++], msg, bytes);
 }
 
+struct kvp_rx_piece *kvp_rx_newest(struct kvp_lane *lane, const struct kvp_wire_want *want)
+{
+	struct kvp_rx_leg *leg = live_leg(lane, want->generation, want->sender);
+
+	return leg ? TAILQ_LAST(&leg->order, kvp_rx_pieces) : NULL;
+}
+
 void kvp_rx_want(struct kvp_lane *lane, const struct kvp_wire_want *want)
 {
 	struct kvp_rx_leg *leg = live_leg(lane, want->generation, want->sender);

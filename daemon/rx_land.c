@@ -10,10 +10,31 @@
 
 /* ---- grants ---------------------------------------------------------------------------------- */
 
-static bool piece_grant(struct kvp_rx_leg *leg)
+void kvp_rx_piece_grant(struct kvp_rx_leg *leg, struct kvp_slot *slot, uint64_t token)
 {
 	struct kvp_rx_piece *piece = TAILQ_FIRST(&leg->queued);
 	struct kvp_rx *rx = leg->rx;
+
+	TAILQ_REMOVE(&leg->queued, piece, queue);
+	leg->n_queued--;
+	rx->n_queued--;
+	leg->link->wants_queued--;
+	rx->n_granted++;
+	slot->token = token;
+	slot->user = piece;
+	piece->slot = slot;
+	piece->share = leg->link->share;
+	piece->share->refs++;
+	piece->share->land_slots++;
+	piece->state = KVP_RX_GRANTED;
+	kvp_board_once(&rx->order->board->first_grant_ns, rx->lane->now_ns);
+	kvp_rx_dirty(rx);
+}
+
+static bool piece_grant(struct kvp_rx_leg *leg)
+{
+	const struct kvp_rx_piece *piece = TAILQ_FIRST(&leg->queued);
+	const struct kvp_rx *rx = leg->rx;
 	struct kvp_lane *lane = rx->lane;
 	struct kvp_slot *slot;
 	struct kvp_wire_grant msg;
@@ -36,20 +57,7 @@ static bool piece_grant(struct kvp_rx_leg *leg)
 		return false;
 	}
 
-	TAILQ_REMOVE(&leg->queued, piece, queue);
-	leg->n_queued--;
-	rx->n_queued--;
-	leg->link->wants_queued--;
-	rx->n_granted++;
-	slot->token = msg.token;
-	slot->user = piece;
-	piece->slot = slot;
-	piece->share = leg->link->share;
-	piece->share->refs++;
-	piece->share->land_slots++;
-	piece->state = KVP_RX_GRANTED;
-	kvp_board_once(&rx->order->board->first_grant_ns, lane->now_ns);
-	kvp_rx_dirty(rx);
+	kvp_rx_piece_grant(leg, slot, msg.token);
 	return true;
 }
 
@@ -196,8 +204,7 @@ void *kvp_rx_message(struct kvp_lane *lane, const struct kvp_wire_data *msg, siz
 	return piece->slot->data + msg->offset;
 }
 
-/* All bytes are here; they may lie in the transport's memory, which is valid in this call only. */
-static void piece_here(struct kvp_lane *lane, struct kvp_rx_piece *piece, const void *from)
+void kvp_rx_here(struct kvp_lane *lane, struct kvp_rx_piece *piece, const void *from)
 {
 	struct kvp_rx *rx = piece->leg->rx;
 
@@ -245,7 +252,7 @@ void kvp_rx_data(struct kvp_lane *lane, const struct kvp_wire_data *msg, const v
 		memcpy(piece->slot->data + msg->offset, data, bytes);
 	piece->got += bytes;
 	if (piece->got == piece->need)
-		piece_here(lane, piece, direct ? data : piece->slot->data);
+		kvp_rx_here(lane, piece, direct ? data : piece->slot->data);
 }
 
 void kvp_rx_lost(struct kvp_lane *lane, const struct kvp_wire_data *msg)

@@ -83,7 +83,7 @@ static bool leg_want(struct kvp_tx_leg *leg)
 	kvp_tx_describe(leg, &want, &piece->segment);
 	piece_init(piece, leg, &want);
 	want.cookie = (uint64_t)piece->nonce << 32 | (uint64_t)(piece - lane->tx_pool);
-	if (kvp_link_send(leg->link, &want, sizeof(want)) < 0) {
+	if (!kvp_tx_eager(piece, &want) && kvp_link_send(leg->link, &want, sizeof(want)) < 0) {
 		kvp_tx_piece_put(lane, piece);
 		return false;
 	}
@@ -92,10 +92,10 @@ static bool leg_want(struct kvp_tx_leg *leg)
 	leg->n_order++;
 	leg->link->wants_out++;
 	tx->n_wanted++;
-	if (piece->bytes)
-		TAILQ_INSERT_TAIL(&leg->link->wanted, piece, queue);
-	else
+	if (piece->bytes == 0)
 		kvp_tx_gathered(piece);
+	else if (!piece->eager)
+		TAILQ_INSERT_TAIL(&leg->link->wanted, piece, queue);
 	kvp_board_once(&tx->order->board->first_want_ns, lane->now_ns);
 	kvp_tx_leg_advance(leg);
 	kvp_tx_dirty(tx);
@@ -312,6 +312,8 @@ void kvp_tx_landed(struct kvp_lane *lane, const struct kvp_wire_landed *msg)
 	if (piece->state == KVP_TX_WANTED && piece->bytes == 0) {
 		piece->leg->link->wants_out--;
 		tx->n_wanted--;
+	} else if (piece->state == KVP_TX_WANTED && piece->eager) {
+		kvp_tx_eager_landed(piece);
 	} else if (piece->state == KVP_TX_SENT) {
 		tx->n_sent--;
 	} else {

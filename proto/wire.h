@@ -12,7 +12,9 @@
  *          <-- LANDED
  *   RETURN what is wanted or granted and will not be used: sent when a leg ends early
  *
- * A piece without bytes is confirmed at once. The receiver knows the piece's range from its own
+ * A piece without bytes is confirmed at once. The first piece of an idle leg may come with its WANT, if
+ * it is small: a receiver that has a slot for it lands it without a grant, another ignores the
+ * payload and grants as ever. The receiver knows the piece's range from its own
  * geometry: no row, page or address crosses the wire.
  */
 
@@ -27,6 +29,9 @@
  * the oldest that has not landed to the newest that is wanted. */
 #define KVP_WIRE_EP_WANTS 64u
 #define KVP_WIRE_LEG_WINDOW 16u
+
+/* Largest payload of a WANT. */
+#define KVP_WIRE_EAGER_BYTES (512u << 10)
 
 enum kvp_wire_type {
 	KVP_WIRE_WANT = 1,

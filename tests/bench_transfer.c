@@ -387,13 +387,13 @@ static void prefill_pages(void *arg)
 {
 	struct job *job = arg;
 	struct kvp_client *client = rig_client(job->own, "prefill");
-	const uint32_t pages[] = { 3 };
 	struct rig_pool pool;
 
-	pool_of(&pool, job, 8, 1);
+	pool_of(&pool, job, FIRST_ROOMS, 1);
 	pool_register(&pool, client);
 	for (uint32_t i = 0; i < FIRST_ROOMS; i++) {
 		kvp_room_id id = open_room(client, job, pool.id, 1 + i);
+		const uint32_t pages[] = { i };
 
 		RIG_REQUIRE(!rig_await(client, id, KVP_WAIT_READY, SECS).failed);
 		results->small[i] = kvp_base_now();
@@ -409,12 +409,12 @@ static void decode_pages(void *arg)
 {
 	struct job *job = arg;
 	struct kvp_client *client = rig_client(job->own, "decode");
-	const uint32_t pages[] = { 5 };
 	struct rig_pool pool;
 
-	pool_of(&pool, job, 8, 2);
+	pool_of(&pool, job, FIRST_ROOMS, 2);
 	pool_register(&pool, client);
 	for (uint32_t i = 0; i < FIRST_ROOMS; i++) {
+		const uint32_t pages[] = { FIRST_ROOMS - 1 - i };
 		kvp_room_id id = expect_room(client, job, &pool, 1 + i, 0, pages);
 
 		RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, SECS).complete);
@@ -445,8 +445,9 @@ static double run_pair(const struct job *shape, void (*send_fn)(void *), void (*
 
 static void bench_latency(void)
 {
-	struct kvp_base_job base = { .pool_bytes = 64 << 20,
-				     .rows = (uint64_t)PAGE * LAYERS,
+	/* As many pages as rooms, so that neither side finds its page in the cache. */
+	struct kvp_base_job base = { .pool_bytes = (uint64_t)FIRST_ROOMS * PAGE * LAYERS * ROW,
+				     .rows = (uint64_t)FIRST_ROOMS * PAGE * LAYERS,
 				     .row_bytes = ROW,
 				     .n_dests = 1,
 				     .repetitions = REPS };
@@ -456,7 +457,7 @@ static void bench_latency(void)
 	RIG_REQUIRE(!kvp_base_pingpong_unix(ROUNDS, &unix_rtt));
 	RIG_REQUIRE(!kvp_base_pingpong_tcp(ROUNDS, &tcp_rtt));
 	RIG_REQUIRE(!kvp_base_memcpy(&base, copies));
-	copy = kvp_base_median(copies, REPS);
+	copy = kvp_base_median(copies, REPS) / FIRST_ROOMS;
 	first = run_pair(&shape, prefill_pages, decode_pages);
 	chunk = run_small(0, LAYERS, ROW);
 	puts("one 64-token page of 7 x 576 bytes, p50 us");

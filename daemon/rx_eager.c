@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Pieces that come with their want: the first of an idle leg, when a slot is free at once. */
+
+#include <string.h>
+
+#include "daemon/lane_impl.h"
+#include "proto/util.h"
+
+/* The piece that this want has just queued, if it may land now. */
+static struct kvp_rx_piece *piece_now(struct kvp_lane *lane, const struct kvp_wire_want *want,
+				      size_t bytes)
+{
+	struct kvp_rx_piece *piece = kvp_rx_newest(lane, want);
+
+	if (!piece || piece->state != KVP_RX_QUEUED || piece->cookie != want->cookie ||
+	    piece->bytes != bytes || TAILQ_FIRST(&piece->leg->queued) != piece)
+		return NULL;
+	if (kvp_lane_held(lane, KVP_HOLD_GRANT) || kvp_lane_held(lane, KVP_HOLD_SCATTER))
+		return NULL;
+	return piece->leg->link->share->land_slots < KVP_MAX(lane->land.n / 4, 1u) ? piece : NULL;
+}
+
+void *kvp_rx_eager(struct kvp_lane *lane, const struct kvp_wire_want *want, size_t bytes)
+{
+	struct kvp_rx_piece *piece;
+	struct kvp_slot *slot = NULL;
+
+	kvp_rx_want(lane, want);
+	piece = piece_now(lane, want, bytes);
+	if (piece)
+		slot = kvp_ring_take(&lane->land, piece->leg->rx->pool->order->owner_uid,
+				     lane->now_ns);
+	if (!slot) {
+		lane->counts.eager_missed++;
+		return NULL;
+	}
+
+	kvp_rx_piece_grant(piece->leg, slot, kvp_lane_token(lane));
+	if (piece->leg->n_queued == 0)
+		kvp_rx_share_forget(piece->leg);
+	piece->need = bytes;
+	piece->given = bytes;
+	piece->receiving = 1;
+	kvp_slot_dirty(slot, bytes);
+	kvp_board_once(&piece->leg->rx->order->board->first_data_ns, lane->now_ns);
+	lane->eager = piece;
+	return slot->data;
+}
+
+void kvp_rx_eager_data(struct kvp_lane *lane, const void *data, size_t bytes)
+{
+	struct kvp_rx_piece *piece = lane->eager;
+
+	if (!piece)
+		return;
+
+	lane->eager = NULL;
+	lane->counts.eager++;
+	piece->receiving--;
+	piece->got = bytes;
+	kvp_rx_here(lane, piece, data);
+}
