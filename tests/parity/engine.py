@@ -348,7 +348,8 @@ class DecodeRank:
 
     def _mla(self, layer_id: int, hidden: Array, position: int) -> Array:
         """Its owner keeps the token's row; each rank attends over its shard; then they merge."""
-        layer, rows, at = self.weights.mla[layer_id], self.caches.rows[layer_id], np.array([position])
+        layer, rows = self.weights.mla[layer_id], self.caches.rows[layer_id]
+        at = np.array([position])
         mine = self.table.owned(position, position + 1)
         if len(mine):
             fresh = model.new_rows(layer, hidden, at)
@@ -362,7 +363,8 @@ class DecodeRank:
 
     def _draft(self, hidden: Array, position: int) -> Array:
         """Each rank has all rows of the draft layer."""
-        layer, rows, at = self.weights.mla[model.DRAFT], self.caches.draft[model.DRAFT], np.array([position])
+        layer, rows = self.weights.mla[model.DRAFT], self.caches.draft[model.DRAFT]
+        at = np.array([position])
         rows[self.table.place_all(at)] = self.shape.fmt.encode(model.new_rows(layer, hidden, at))
         positions = np.arange(position + 1)
         kept = self.shape.fmt.decode(rows[self.table.place_all(positions)])

@@ -191,7 +191,8 @@ def check_faults(report: Report, nodes: List[Daemon]) -> None:
     for kind in ("swap", "shift"):
         verdict = run_shape(shape, nodes, requests, Fault(kind))
         missed = [] if len(verdict.wrong) >= len(requests) else ["a misplaced row did not show"]
-        report.add(f"one row misplaced on purpose ({kind})", len(requests), Verdict(verdict.worst, missed))
+        name = f"one row misplaced on purpose ({kind})"
+        report.add(name, len(requests), Verdict(verdict.worst, missed))
 
 
 def main() -> int:
@@ -205,7 +206,8 @@ def main() -> int:
         quick = options.quick or bool(options.fault)
         for shape in shapes(quick):
             requests = requests_of(shape, 4 if quick else None)
-            report.add(str(shape), len(requests), run_shape(shape, nodes, requests, Fault(options.fault)))
+            verdict = run_shape(shape, nodes, requests, Fault(options.fault))
+            report.add(str(shape), len(requests), verdict)
         if not options.fault:
             for shape in needle_shapes(quick):
                 requests = needle_requests(shape)

@@ -209,7 +209,7 @@ class KVReceiver(_Common):
     def send_metadata(
         self, pages: Sequence[int], prefix: int, end: int, state_slot: Optional[int] = None
     ) -> None:
-        """Announces the pages of [prefix, end): numbers of virtual pages, one list for all ranks."""
+        """Announces the pages of [prefix, end): virtual pages, one list for all ranks."""
         side = kvpack.Side(
             page=self.mgr.args.page_size,
             pages=pages,

@@ -162,7 +162,8 @@ class Worker:
 
     def register_kv_caches(self, groups: Sequence[Group]) -> None:
         self.groups = groups
-        entries, self.entry_of_layer = [], {}
+        entries: List[kvpack.Entry] = []
+        self.entry_of_layer: Dict[int, int] = {}
         for number, group in enumerate(groups):
             for layer, cache in group.caches.items():
                 self.entry_of_layer[layer] = len(entries)
@@ -292,7 +293,9 @@ class Worker:
         sent = {name for name in self.ended if self._is_sent(name)}
         for name in sent:
             self.ended.discard(name)
-        received = {name for name, (room, load) in self.receiving.items() if self._is_in(room, load)}
+        received = {
+            name for name, (room, load) in self.receiving.items() if self._is_in(room, load)
+        }
         for name in received:
             room, _ = self.receiving.pop(name)
             room.forget()

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Any, Callable, List, Optional, Tuple, Type
+from typing import Any, Callable, List, Optional, Tuple, Type, TypeVar
 
-from .client import Client
+from .client import Client, Done
 from .errors import BusyError, CancelledError, KvpackError
 from .room import Chunk, Expect, Open, Room, RoomState
 
+_T = TypeVar("_T")
 _Waiter = Tuple[Room, Callable[[RoomState], bool], "asyncio.Future[RoomState]"]
 
 
@@ -66,7 +67,7 @@ class AsyncClient:
         """Its number, when the daemon has accepted it."""
         return await self._request(lambda done: room.submit(chunk, done))
 
-    async def _request(self, start: Callable[[Callable[[Optional[KvpackError]], None]], Any]) -> Any:
+    async def _request(self, start: Callable[[Done], _T]) -> _T:
         answer: "asyncio.Future[None]" = self._loop.create_future()
 
         def done(error: Optional[KvpackError]) -> None:

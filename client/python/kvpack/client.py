@@ -47,7 +47,7 @@ class Client:
         self._progress: Optional[Callable[[], None]] = None
         # The library calls this one function; the argument says whose answer it is.
         self._done_fn = _abi.DoneFn(self._answered)
-        self._no_done = _abi.DoneFn()
+        self._no_done = ctypes.cast(0, _abi.DoneFn)
         options = _abi.kvp_client_options(size=ctypes.sizeof(_abi.kvp_client_options))
         options.socket = socket.encode() if socket is not None else None
         options.name = name.encode() if name is not None else None

@@ -59,7 +59,9 @@ class End:
 class Pair:
     """Prefill without DCP, decode as one rank; `end` tokens of a new room."""
 
-    def __init__(self, nodes: Sequence[Daemon], end: int = 100, prefix: int = 0, **side: Any) -> None:
+    def __init__(
+        self, nodes: Sequence[Daemon], end: int = 100, prefix: int = 0, **side: Any
+    ) -> None:
         self.room, self.end, self.prefix = next_room(), end, prefix
         self.nodes = nodes
         self.src_side = kvpack.Side(PAGE, rows.some_pages(PAGES - 1, PAGES, self.room))

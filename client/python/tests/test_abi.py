@@ -59,9 +59,8 @@ def test_struct_layouts(tmp_path):
 def test_all_structs_and_fields_are_bound():
     for name, body in re.findall(r"^struct (kvp_\w+) \{(.*?)^\};", HEADER, re.M | re.S):
         body = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
-        fields = []
-        for declaration in body.split(";"):
-            fields += [part.split("[")[0].split()[-1].strip("*") for part in declaration.split(",") if part.strip()]
+        names = [part.split("[")[0].split() for part in re.split("[;,]", body)]
+        fields = [words[-1].strip("*") for words in names if words]
         bound = [field for field, *_ in getattr(_abi, name)._fields_]
         assert bound == fields, name
 

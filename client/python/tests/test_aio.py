@@ -6,8 +6,6 @@ import pytest
 from pair import SECS, Pair
 
 
-
-
 def run(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, 3 * SECS))
 

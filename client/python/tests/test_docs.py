@@ -17,7 +17,16 @@ from rig import die_with_parent
 
 PACKAGE = Path(__file__).parents[1]
 TOP = Path(os.environ.get("KVP_TOP", PACKAGE.parents[1]))
+EXAMPLES = sorted(PACKAGE.glob("examples/*.py"))
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
+
+
+@pytest.mark.skipif(shutil.which("mypy") is None, reason="no mypy")
+def test_types():
+    """The package is typed strictly, and so are the examples."""
+    command = ["mypy", "--cache-dir=/dev/null", "kvpack", *map(str, EXAMPLES)]
+    done = subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def blocks(path, *languages):
@@ -66,7 +75,7 @@ def test_quickstart(wheel, tmp_path):
     assert len(code) <= 30
     (tmp_path / "move.py").write_text(script)
     shutil.copy(wheel, tmp_path)
-    shell = ["set -e", f"trap 'kill $(jobs -p)' EXIT"]
+    shell = ["set -e", "trap 'kill $(jobs -p)' EXIT"]
     for _, text in blocks(page, "sh"):
         shell.append(text)
         if "kvpackd" in text:
