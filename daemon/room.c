@@ -117,7 +117,7 @@ static void room_unlist(struct kvp_room *room)
 	if (!room->listed)
 		return;
 	room->listed = false;
-	HASH_DELETE(hh_key, rooms->by_key, room);
+	kvp_map_remove(&rooms->by_key, &room->by_key);
 	DL_DELETE(rooms->all, room);
 }
 
@@ -133,7 +133,7 @@ static void room_leave_owner(struct kvp_room *room)
 	if (!room->owner || !room->id)
 		return;
 	room_unqueue(room);
-	HASH_DELETE(hh_handle, room->rooms->by_handle, room);
+	kvp_map_remove(&room->rooms->by_handle, &room->by_handle);
 	DL_DELETE2(room->owner->rooms, room, oprev, onext);
 	room->owner->n_rooms--;
 	room->owner = NULL;
@@ -207,8 +207,12 @@ void kvp_room_enter(struct kvp_room *room)
 
 	room->id = ++rooms->last_id;
 	room->handle.owner = room->owner->id;
-	HASH_ADD(hh_key, rooms->by_key, key, sizeof(room->key), room);
-	HASH_ADD(hh_handle, rooms->by_handle, handle, sizeof(room->handle), room);
+	room->by_key.key[0] = room->key.room;
+	room->by_key.key[1] = (uint64_t)room->key.index << 1 | room->key.is_dest;
+	kvp_map_add(&rooms->by_key, &room->by_key);
+	room->by_handle.key[0] = room->handle.owner;
+	room->by_handle.key[1] = room->handle.handle;
+	kvp_map_add(&rooms->by_handle, &room->by_handle);
 	DL_APPEND(rooms->all, room);
 	room->listed = true;
 	DL_APPEND2(room->owner->rooms, room, oprev, onext);
@@ -221,21 +225,18 @@ void kvp_room_enter(struct kvp_room *room)
 
 struct kvp_room *kvp_room_find(struct kvp_rooms *rooms, uint64_t room, uint32_t index, bool is_dest)
 {
-	struct kvp_room_key key = { room, index, is_dest };
-	struct kvp_room *found;
+	struct kvp_map_link *link =
+		kvp_map_find(&rooms->by_key, room, (uint64_t)index << 1 | is_dest);
 
-	HASH_FIND(hh_key, rooms->by_key, &key, sizeof(key), found);
-	return found;
+	return link ? KVP_CONTAINER_OF(link, struct kvp_room, by_key) : NULL;
 }
 
 struct kvp_room *kvp_room_by_handle(struct kvp_rooms *rooms, const struct kvp_room_owner *owner,
 				    uint64_t handle)
 {
-	struct kvp_room_handle key = { owner->id, handle };
-	struct kvp_room *found;
+	struct kvp_map_link *link = kvp_map_find(&rooms->by_handle, owner->id, handle);
 
-	HASH_FIND(hh_handle, rooms->by_handle, &key, sizeof(key), found);
-	return found;
+	return link ? KVP_CONTAINER_OF(link, struct kvp_room, by_handle) : NULL;
 }
 
 /* ---- states ------------------------------------------------------------------------------------
@@ -585,6 +586,28 @@ void kvp_rooms_stats(const struct kvp_rooms *rooms, struct kvp_rooms_stats *out)
 /* ---- all ---------------------------------------------------------------------------------------
  */
 
+static void rooms_free(struct kvp_rooms *rooms)
+{
+	kvp_map_fini(&rooms->by_key);
+	kvp_map_fini(&rooms->by_handle);
+	kvp_map_fini(&rooms->parking);
+	free(rooms->heap);
+	free(rooms->history);
+	free(rooms);
+}
+
+static int rooms_maps(struct kvp_rooms *rooms)
+{
+	uint64_t seed = 0;
+	int r = uv_random(NULL, NULL, &seed, sizeof(seed), 0, NULL);
+
+	if (r == 0)
+		r = kvp_map_init(&rooms->by_key, seed);
+	if (r == 0)
+		r = kvp_map_init(&rooms->by_handle, seed);
+	return r == 0 ? kvp_map_init(&rooms->parking, seed) : r;
+}
+
 int kvp_rooms_create(struct kvp_rooms **out, const struct kvp_rooms_config *config)
 {
 	struct kvp_rooms *rooms = calloc(1, sizeof(*rooms));
@@ -600,9 +623,11 @@ int kvp_rooms_create(struct kvp_rooms **out, const struct kvp_rooms_config *conf
 	rooms->log_limit = (struct kvp_log_limit)KVP_LOG_LIMIT(20, 10);
 	r = uv_random(NULL, NULL, &rooms->generation_high, sizeof(rooms->generation_high), 0, NULL);
 	if (r == 0)
+		r = rooms_maps(rooms);
+	if (r == 0)
 		r = kvp_room_timer_init(rooms);
 	if (r < 0) {
-		free(rooms);
+		rooms_free(rooms);
 		return r;
 	}
 	/* A generation of 0 is none. */
@@ -616,9 +641,7 @@ static void rooms_closed(uv_handle_t *handle)
 {
 	struct kvp_rooms *rooms = handle->data;
 
-	free(rooms->heap);
-	free(rooms->history);
-	free(rooms);
+	rooms_free(rooms);
 }
 
 void kvp_rooms_destroy(struct kvp_rooms *rooms)

@@ -38,7 +38,7 @@ static bool has_rows(const struct kvp_room *room, uint32_t i)
 
 static struct kvp_room_chunk *chunk_at(const struct kvp_room_send *send, uint32_t seq)
 {
-	return &send->chunks[seq % send->cap_chunks];
+	return &send->chunks[seq & (send->cap_chunks - 1)]; /* a power of two */
 }
 
 const struct kvp_room_chunk *kvp_chunks_fenced(const struct kvp_room *room)
@@ -363,7 +363,7 @@ static int ring_grow(struct kvp_room *room)
 	if (!ring)
 		return -ENOMEM;
 	for (uint32_t seq = send->chunk_base; seq < send->n_chunks; seq++)
-		ring[seq % cap] = *chunk_at(send, seq);
+		ring[seq & (cap - 1)] = *chunk_at(send, seq);
 	free(send->chunks);
 	send->chunks = ring;
 	room->bytes += (cap - send->cap_chunks) * sizeof(*ring);

@@ -230,8 +230,7 @@ static int geom_alloc(struct kvp_lane_geom *out, const struct kvp_geom_spec *spe
 		.sender = spec->sender,
 	};
 	for (uint32_t i = 0; i < spec->src.n; i++) /* blobs have no rows to wait for */
-		if (kvp_mask_has(spec->src.mask, i) &&
-		    spec->src.entries[i].klass != KVP_CLASS_BLOB)
+		if (kvp_mask_has(spec->src.mask, i) && spec->src.entries[i].klass != KVP_CLASS_BLOB)
 			out->src_mask[i / 64] |= UINT64_C(1) << (i % 64);
 	return 0;
 }

@@ -12,12 +12,12 @@
  */
 
 #include <stdatomic.h>
-#include <uthash.h>
 #include <utlist.h>
 
 #include "daemon/log.h"
 #include "daemon/peer.h"
 #include "daemon/room.h"
+#include "daemon/room_map.h"
 #include "proto/layout.h"
 #include "proto/limits.h"
 #include "proto/peer_msg.h"
@@ -130,7 +130,7 @@ struct kvp_room_send {
 	uint32_t n_chunks;
 	bool last_seen;
 	uint64_t *ends, *starts;         /* owned [n_entries]; UINT64_MAX: nothing yet */
-	struct kvp_room_chunk *chunks;   /* owned ring [cap_chunks], seq % cap */
+	struct kvp_room_chunk *chunks;   /* owned ring [cap_chunks], a power of two */
 	uint32_t cap_chunks, chunk_base; /* chunks below base are source free and forgotten */
 	struct kvp_room_sent_segment *segments; /* owned */
 	uint32_t n_segments, cap_segments;
@@ -149,7 +149,7 @@ struct kvp_room {
 	struct kvp_rooms *rooms;
 	struct kvp_room_key key;
 	struct kvp_room_handle handle;
-	UT_hash_handle hh_key, hh_handle;
+	struct kvp_map_link by_key, by_handle;
 	struct kvp_room *prev, *next;   /* all ends that are not released */
 	struct kvp_room *oprev, *onext; /* of the owner */
 	struct kvp_room *dprev, *dnext; /* of the owner's queue */
@@ -199,9 +199,8 @@ struct kvp_room_parked {
 
 /* Parked offers for one sender. */
 struct kvp_room_parking {
-	struct kvp_room_key key;
 	struct kvp_room_parked *first;
-	UT_hash_handle hh;
+	struct kvp_map_link link;
 };
 
 /* A renewal or decline until its peer's session is up. */
@@ -232,14 +231,14 @@ struct kvp_rooms {
 	uint32_t n_lanes;
 	struct kvp_peers *peers;
 	struct kvp_room *all;
-	struct kvp_room *by_key, *by_handle;
+	struct kvp_map by_key, by_handle;
 	uint32_t n_rooms, n_dests, n_sends, n_terminal; /* in memory; terminal ones of those */
 	bool closed;
 	struct kvp_room_owner *requesting; /* whose request runs now */
 	uint64_t last_id, last_tx, generation_high;
 	uint32_t generation_low;
 	/* offers */
-	struct kvp_room_parking *parking;
+	struct kvp_map parking;
 	struct kvp_room_parked *parked;
 	uint32_t n_parked, n_parked_max;
 	uint64_t ended_at_ns; /* when the first of the ended ones goes; UINT64_MAX: none */

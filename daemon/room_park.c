@@ -24,10 +24,9 @@ Kvp__PeerMsg *kvp_room_copy_msg(const Kvp__PeerMsg *msg)
 static struct kvp_room_parking *parking_find(struct kvp_rooms *rooms,
 					     const struct kvp_room_key *key)
 {
-	struct kvp_room_parking *parking;
+	struct kvp_map_link *link = kvp_map_find(&rooms->parking, key->room, key->index);
 
-	HASH_FIND(hh, rooms->parking, key, sizeof(*key), parking);
-	return parking;
+	return link ? KVP_CONTAINER_OF(link, struct kvp_room_parking, link) : NULL;
 }
 
 static struct kvp_room_parking *parking_get(struct kvp_rooms *rooms, const struct kvp_room_key *key)
@@ -39,8 +38,9 @@ static struct kvp_room_parking *parking_get(struct kvp_rooms *rooms, const struc
 	parking = calloc(1, sizeof(*parking));
 	if (!parking)
 		return NULL;
-	parking->key = *key;
-	HASH_ADD(hh, rooms->parking, key, sizeof(parking->key), parking);
+	parking->link.key[0] = key->room;
+	parking->link.key[1] = key->index;
+	kvp_map_add(&rooms->parking, &parking->link);
 	return parking;
 }
 
@@ -48,7 +48,7 @@ static void parking_drop_empty(struct kvp_rooms *rooms, struct kvp_room_parking 
 {
 	if (parking->first)
 		return;
-	HASH_DELETE(hh, rooms->parking, parking);
+	kvp_map_remove(&rooms->parking, &parking->link);
 	free(parking);
 }
 
