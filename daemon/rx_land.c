@@ -61,7 +61,26 @@ static bool piece_grant(struct kvp_rx_leg *leg)
 	return true;
 }
 
-/* Grants one piece of the session: of the leg whose turn it is. */
+/* Puts the legs of a room that has been served behind those of others; the served leg is the last.
+ */
+static void share_turn(struct kvp_share *share, struct kvp_rx_leg *served)
+{
+	const struct kvp_rx_leg *last = TAILQ_LAST(&share->legs, kvp_rx_legs);
+	struct kvp_rx_leg *leg, *next;
+
+	for (leg = TAILQ_FIRST(&share->legs); leg; leg = next) {
+		next = leg == last ? NULL : TAILQ_NEXT(leg, share_link);
+		if (leg == served || leg->rx->order->room != served->rx->order->room)
+			continue;
+		TAILQ_REMOVE(&share->legs, leg, share_link);
+		TAILQ_INSERT_TAIL(&share->legs, leg, share_link);
+	}
+	TAILQ_REMOVE(&share->legs, served, share_link);
+	TAILQ_INSERT_TAIL(&share->legs, served, share_link);
+}
+
+/* Grants one piece of the session: of the room whose turn it is, of the leg whose turn it is there.
+ */
 static bool share_grant(struct kvp_lane *lane, struct kvp_share *share)
 {
 	uint32_t most = KVP_MAX(lane->land.n / 4, 1u);
@@ -75,13 +94,9 @@ static bool share_grant(struct kvp_lane *lane, struct kvp_share *share)
 		if (!kvp_link_open(leg->link) || !piece_grant(leg))
 			continue;
 
-		TAILQ_REMOVE(&share->legs, leg, share_link);
-		if (leg->n_queued > 0) {
-			TAILQ_INSERT_TAIL(&share->legs, leg, share_link);
-		} else {
-			TAILQ_INSERT_HEAD(&share->legs, leg, share_link);
+		share_turn(share, leg);
+		if (leg->n_queued == 0)
 			kvp_rx_share_forget(leg);
-		}
 		return true;
 	}
 	return false;

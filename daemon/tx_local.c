@@ -83,6 +83,7 @@ static void batch_move(struct kvp_tx *tx, struct batch *batch)
 	};
 	struct kvp_leg_geom geoms[KVP_MOVE_TOGETHER];
 	struct kvp_move moves[KVP_MOVE_TOGETHER];
+	uint64_t begin_ns = kvp_lane_now();
 
 	for (uint32_t i = 0; i < batch->n; i++) {
 		const struct kvp_rx_leg *to = batch->pieces[i].leg;
@@ -97,6 +98,7 @@ static void batch_move(struct kvp_tx *tx, struct batch *batch)
 		};
 	}
 	kvp_move(&source, moves, batch->n);
+	kvp_board_add(&tx->order->board->gather_ns, kvp_lane_now() - begin_ns);
 	for (uint32_t i = 0; i < batch->n; i++) {
 		batch->pieces[i].bytes = kvp_move_bytes(&source, &moves[i]);
 		leg_moved(batch->legs[i], &batch->pieces[i], batch);

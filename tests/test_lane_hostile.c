@@ -557,7 +557,14 @@ static uint64_t rnd(void)
 /* A message of a right type and size with some bytes changed, or one of random bytes. */
 static size_t noise(struct raw *raw, union kvp_wire_msg *msg)
 {
-	static const size_t sizes[] = { 0, 152, 40, 40, 16, 24, 24 };
+	static const size_t sizes[] = {
+		[KVP_WIRE_WANT] = sizeof(struct kvp_wire_want),
+		[KVP_WIRE_GRANT] = sizeof(struct kvp_wire_grant),
+		[KVP_WIRE_DATA] = sizeof(struct kvp_wire_data),
+		[KVP_WIRE_LANDED] = sizeof(struct kvp_wire_landed),
+		[KVP_WIRE_RETURN] = sizeof(struct kvp_wire_return),
+		[KVP_WIRE_REFUSE] = sizeof(struct kvp_wire_refuse),
+	};
 	uint8_t *bytes = (uint8_t *)msg;
 	size_t n = 1 + rnd() % sizeof(*msg);
 

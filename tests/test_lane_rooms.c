@@ -337,6 +337,34 @@ Test(lane_rooms, recall_and_fences)
 	recall(false);
 }
 
+Test(lane_rooms, a_fence_that_is_never_reached)
+{
+	struct scene *scene = scene_make(&(struct scene_config){ .end = 64 });
+	struct kvp_board *board = &scene->room.senders[0].board;
+	_Atomic uint64_t word = 0;
+	struct kvp_board fence_board;
+	struct kvp_order_fence *fence = calloc(1, sizeof(*fence));
+	struct lt_chunk chunk = { .tokens = 64, .last = true, .fence_value = 1 };
+
+	kvp_board_init(&fence_board, KVP_BOARD_FENCE, lt_id(&scene->lt));
+	fence->order.type = KVP_ORDER_FENCE_ADD;
+	fence->board = &fence_board;
+	fence->words = &word;
+	fence->n_words = 1;
+	kvp_lane_order(scene->from, &fence->order);
+	chunk.fence = fence_board.id;
+	lt_room_begin(&scene->room);
+	(void)lt_submit(&scene->room, 0, &chunk);
+	while (atomic_load(&board->waits) != KVP_WAITS_FENCE)
+		;
+	lt_room_end(&scene->room);
+	cr_assert_eq(atomic_load(&board->source_free), 1); /* dropped: free too */
+	cr_assert_eq(lt_status(scene->from).pieces_sent, 0);
+	lt_order_id(scene->from, KVP_ORDER_FENCE_END, fence_board.id, 0);
+	lt_wait(&scene->lt, &fence_board, KVP_BOARD_QUIET);
+	scene_end(scene);
+}
+
 Test(lane_rooms, a_fence_that_is_not_there)
 {
 	struct scene *scene = scene_make(&(struct scene_config){ .end = 64, .local = true });
