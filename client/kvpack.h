@@ -20,18 +20,19 @@
  *   -EREMOTEIO  the daemon refused: kvp_last_status() and kvp_last_error() say why in words
  * Output parameters are written on success only.
  *
- * Requests: a request struct starts with `size`, set by its initialiser macro; the library copies all
- * it needs before the call returns. With `done` NULL the call waits for the daemon's answer (at most
- * the client's timeout). With a `done` function the call returns at once and done() runs exactly
- * once, inside kvp_process() or another call on this client that waits, with the daemon's answer.
- * It may call anything but kvp_client_close(). Requests are answered in order and may be pipelined;
- * -EAGAIN says that too much waits for the daemon already: process, then try again.
+ * Requests: a request struct starts with `size`, set by its initialiser macro; the library copies
+ * all it needs before the call returns. With `done` NULL the call waits for the daemon's answer (at
+ * most the client's timeout). With a `done` function the call returns at once and done() runs
+ * exactly once, inside kvp_process() or another call on this client that waits, with the daemon's
+ * answer. It may call anything but kvp_client_close(). Requests are answered in order and may be
+ * pipelined; -EAGAIN says that too much waits for the daemon already: process, then try again.
  *
  * Losing the daemon: requests without an answer end with KVP_STATUS_DAEMON_LOST. The library
  * connects again (50 ms to 2 s apart), registers pools and fences anew, and repeats expectations of
- * which nothing has arrived and opens of which nothing was submitted, once the old daemon's process is
- * known to be dead. All other rooms fail at once (status DAEMON_LOST, retry set); they are released
- * when that process is dead. Blocking calls wait for the new connection within their timeout.
+ * which nothing has arrived and opens of which nothing was submitted, once the old daemon's process
+ * is known to be dead. All other rooms fail at once (status DAEMON_LOST, retry set); they are
+ * released when that process is dead. Blocking calls wait for the new connection within their
+ * timeout.
  *
  * Transfers themselves never complete by a callback: a room's progress is state, kept here and read
  * by kvp_room_state(), which never blocks and never goes backwards.
@@ -50,12 +51,12 @@ extern "C" {
 #define KVP_VERSION_MAJOR 0
 #define KVP_VERSION_MINOR 1
 
-#define KVP_MAX_SENDERS 64u    /* sender numbers are 0 .. 63 */
-#define KVP_MAX_DESTS 64u      /* destination numbers are 0 .. 63 */
-#define KVP_MAX_META 65536u    /* bytes of engine data that travel with a room */
-#define KVP_MAX_TAG 64u        /* bytes of a layout tag */
-#define KVP_MAX_LABEL 63u      /* bytes of a label, without the NUL */
-#define KVP_KEY_BYTES 16u      /* of a room key */
+#define KVP_MAX_SENDERS 64u /* sender numbers are 0 .. 63 */
+#define KVP_MAX_DESTS 64u   /* destination numbers are 0 .. 63 */
+#define KVP_MAX_META 65536u /* bytes of engine data that travel with a room */
+#define KVP_MAX_TAG 64u     /* bytes of a layout tag */
+#define KVP_MAX_LABEL 63u   /* bytes of a label, without the NUL */
+#define KVP_KEY_BYTES 16u   /* of a room key */
 
 /** Why a request was refused or a room failed. Stable: values are never reused. */
 enum kvp_status {
@@ -91,7 +92,8 @@ enum kvp_status {
 	KVP_STATUS_POOL_GONE = 29,
 	KVP_STATUS_TRANSPORT = 30,
 	KVP_STATUS_UNSUPPORTED = 31,
-	KVP_STATUS_FORCE_WIDE_ = 0x7fffffff /* values can be added without changing the enum's width */
+	KVP_STATUS_FORCE_WIDE_ =
+		0x7fffffff /* values can be added without changing the enum's width */
 };
 
 /** Short lower-case name of a status, such as "page_held"; "unknown" for others. Any thread. */
@@ -104,12 +106,15 @@ typedef void kvp_done_fn(void *arg, enum kvp_status status, const char *text);
 
 struct kvp_client_options {
 	size_t size;
-	const char *socket; /* path; NULL: $KVPACK_SOCKET, else /run/kvpack/sock */
-	const char *name;   /* up to KVP_MAX_LABEL bytes, for displays; NULL: the program's name */
+	const char *socket;  /* path; NULL: $KVPACK_SOCKET, else /run/kvpack/sock */
+	const char *name;    /* up to KVP_MAX_LABEL bytes, for displays; NULL: the program's name */
 	uint32_t timeout_ms; /* of blocking calls; 0: 10,000 */
 	uint32_t no_reconnect; /* not 0: stay down when the daemon is lost */
 };
-#define KVP_CLIENT_OPTIONS_INIT { sizeof(struct kvp_client_options), NULL, NULL, 0, 0 }
+#define KVP_CLIENT_OPTIONS_INIT                                     \
+	{                                                           \
+		sizeof(struct kvp_client_options), NULL, NULL, 0, 0 \
+	}
 
 /** Connects and greets. @options may be NULL. Blocks up to the timeout. @ret is the caller's. */
 int kvp_client_open(struct kvp_client **ret, const struct kvp_client_options *options);
@@ -136,7 +141,8 @@ int kvp_client_fd(const struct kvp_client *client);
 short kvp_client_events(const struct kvp_client *client);
 int kvp_client_timeout(const struct kvp_client *client);
 
-/** Does what can be done now, never blocks. Returns how many answers and room changes were handled. */
+/** Does what can be done now, never blocks. Returns how many answers and room changes were handled.
+ */
 int kvp_process(struct kvp_client *client);
 
 /** kvp_process(), after waiting for something to process; -ETIMEDOUT after @timeout_ms. */
@@ -178,16 +184,19 @@ struct kvp_pool_desc {
 	size_t size;
 	const struct kvp_entry_desc *entries; /* [n_entries] */
 	uint32_t n_entries;                   /* 1 .. 512 */
-	const int *fds;                       /* [n_fds] memfds made with MFD_ALLOW_SEALING; duplicated */
-	uint32_t n_fds;                       /* 1 .. 16 */
-	const void *layout_tag;               /* [tag_bytes] opaque; must be equal at both ends */
-	uint32_t tag_bytes;                   /* 0 .. KVP_MAX_TAG */
-	const char *label;                    /* for displays; NULL: none */
+	const int *fds;         /* [n_fds] memfds made with MFD_ALLOW_SEALING; duplicated */
+	uint32_t n_fds;         /* 1 .. 16 */
+	const void *layout_tag; /* [tag_bytes] opaque; must be equal at both ends */
+	uint32_t tag_bytes;     /* 0 .. KVP_MAX_TAG */
+	const char *label;      /* for displays; NULL: none */
 };
-#define KVP_POOL_DESC_INIT { sizeof(struct kvp_pool_desc), NULL, 0, NULL, 0, NULL, 0, NULL }
+#define KVP_POOL_DESC_INIT                                                    \
+	{                                                                     \
+		sizeof(struct kvp_pool_desc), NULL, 0, NULL, 0, NULL, 0, NULL \
+	}
 
-/** Host memory that a pool can live in: a sealable memfd of @bytes, mapped at *@addr. The fd and the
- * mapping (munmap) are the caller's; both may go once no pool uses them. */
+/** Host memory that a pool can live in: a sealable memfd of @bytes, mapped at *@addr. The fd and
+ * the mapping (munmap) are the caller's; both may go once no pool uses them. */
 int kvp_memory_create(const char *name, uint64_t bytes, int *fd, void **addr);
 
 /** Registers a pool; the daemon seals the memfds against shrinking. *@pool is the client's id. */
@@ -196,17 +205,20 @@ int kvp_pool_register(struct kvp_client *client, const struct kvp_pool_desc *des
 int kvp_pool_pause(struct kvp_client *client, uint32_t pool, kvp_done_fn *done, void *arg);
 /** The same geometry with new memory. */
 int kvp_pool_resume(struct kvp_client *client, uint32_t pool, const int *fds, uint32_t n_fds);
-/** As pause, and forgets the pool when the daemon says ok. Afterwards the memory is the caller's alone. */
+/** As pause, and forgets the pool when the daemon says ok. Afterwards the memory is the caller's
+ * alone. */
 int kvp_pool_unregister(struct kvp_client *client, uint32_t pool, kvp_done_fn *done, void *arg);
 
 /* ---- fences -------------------------------------------------------------------------------- */
 
-/** Timeline words that say when rows may be read. Owned by the client; freed by close or destroy. */
+/** Timeline words that say when rows may be read. Owned by the client; freed by close or destroy.
+ */
 struct kvp_fence;
 int kvp_fence_create(struct kvp_client *client, uint32_t words, struct kvp_fence **fence);
 /** Only when no submitted chunk waits for it. NULL is fine. */
 void kvp_fence_destroy(struct kvp_fence *fence);
-/** Host producer: everything written before is readable by the daemon. Values only grow. Any thread. */
+/** Host producer: everything written before is readable by the daemon. Values only grow. Any
+ * thread. */
 void kvp_fence_signal(struct kvp_fence *fence, uint32_t word, uint64_t value);
 /** The words themselves, for a producer that writes them by other means (8-byte aligned). */
 uint64_t *kvp_fence_words(struct kvp_fence *fence);
@@ -216,14 +228,14 @@ uint64_t *kvp_fence_words(struct kvp_fence *fence);
 /** How this end sees the tokens of one group; see docs/protocol.md, "Sides". */
 struct kvp_side_desc {
 	uint32_t group;
-	uint32_t page;          /* P: tokens of a page of this rank */
-	uint32_t dcp_size;      /* N; 1 without context parallelism */
+	uint32_t page;     /* P: tokens of a page of this rank */
+	uint32_t dcp_size; /* N; 1 without context parallelism */
 	uint32_t dcp_rank;
-	uint32_t interleave;    /* I, divides P; SGLang: 1 */
+	uint32_t interleave; /* I, divides P; SGLang: 1 */
 	uint32_t n_pages;
-	const uint32_t *pages;  /* [n_pages] page numbers of the pool; expect and submit only */
-	uint64_t pos0;          /* position of the first token of pages[0]; multiple of P * N */
-	uint64_t first;         /* expect only: first position needed (sliding window); 0: the prefix */
+	const uint32_t *pages; /* [n_pages] page numbers of the pool; expect and submit only */
+	uint64_t pos0;         /* position of the first token of pages[0]; multiple of P * N */
+	uint64_t first; /* expect only: first position needed (sliding window); 0: the prefix */
 };
 
 struct kvp_timers { /* milliseconds; 0: the daemon's. Only shorter ones are honoured. */
@@ -253,24 +265,29 @@ struct kvp_segment {     /* bytes that are not rows */
 struct kvp_expect {
 	size_t size;
 	uint64_t room;
-	const void *key;        /* NULL or KVP_KEY_BYTES; both ends must give the same */
-	uint32_t dest;          /* 0 .. 63 */
+	const void *key; /* NULL or KVP_KEY_BYTES; both ends must give the same */
+	uint32_t dest;   /* 0 .. 63 */
 	uint32_t pool;
-	const struct kvp_side_desc *sides;          /* [n_sides] */
-	const struct kvp_segment *segments;         /* [n_segments], 0 .. 256 */
-	const struct kvp_expect_sender *senders;    /* [n_senders], 1 .. 64 */
+	const struct kvp_side_desc *sides;       /* [n_sides] */
+	const struct kvp_segment *segments;      /* [n_segments], 0 .. 256 */
+	const struct kvp_expect_sender *senders; /* [n_senders], 1 .. 64 */
 	uint32_t n_sides;
 	uint32_t n_segments;
 	uint32_t n_senders;
-	int32_t meta_from;      /* sender that delivers meta; -1: none */
-	uint64_t prefix;        /* tokens already here; multiple of the virtual page */
-	uint64_t end;           /* tokens in all */
+	int32_t meta_from; /* sender that delivers meta; -1: none */
+	uint64_t prefix;   /* tokens already here; multiple of the virtual page */
+	uint64_t end;      /* tokens in all */
 	const char *label;
 	struct kvp_timers timers;
 };
-#define KVP_EXPECT_INIT                                                                         \
-	{ sizeof(struct kvp_expect), 0, NULL, 0, 0, NULL, NULL, NULL, 0, 0, 0, -1, 0, 0, NULL,  \
-	  { 0, 0, 0, 0, 0 } }
+#define KVP_EXPECT_INIT                                                                        \
+	{                                                                                      \
+		sizeof(struct kvp_expect), 0, NULL, 0, 0, NULL, NULL, NULL, 0, 0, 0, -1, 0, 0, \
+			NULL,                                                                  \
+		{                                                                              \
+			0, 0, 0, 0, 0                                                          \
+		}                                                                              \
+	}
 
 /** Prefill's side of a room. */
 struct kvp_open {
@@ -282,106 +299,126 @@ struct kvp_open {
 	const struct kvp_side_desc *sides; /* [n_sides] geometry only: pages are given by submit */
 	uint32_t n_sides;
 	uint32_t mask_bytes;
-	const uint8_t *entry_mask;         /* [mask_bytes] bit i: entry i takes part; NULL: all */
+	const uint8_t *entry_mask; /* [mask_bytes] bit i: entry i takes part; NULL: all */
 	const char *label;
 	struct kvp_timers timers;
 };
-#define KVP_OPEN_INIT                                                                  \
-	{ sizeof(struct kvp_open), 0, NULL, 0, 0, NULL, 0, 0, NULL, NULL, { 0, 0, 0, 0, 0 } }
+#define KVP_OPEN_INIT                                                           \
+	{                                                                       \
+		sizeof(struct kvp_open), 0, NULL, 0, 0, NULL, 0, 0, NULL, NULL, \
+		{                                                               \
+			0, 0, 0, 0, 0                                           \
+		}                                                               \
+	}
 
 /** A token range of a sender. */
 struct kvp_chunk {
 	size_t size;
-	uint64_t start;                    /* position; equals the previous end of each entry in the set */
-	uint64_t tokens;                   /* may be 0 (with last, segments or meta) */
-	const struct kvp_side_desc *sides; /* [n_sides] group, pages, pos0; the rest is the open's */
+	uint64_t start;  /* position; equals the previous end of each entry in the set */
+	uint64_t tokens; /* may be 0 (with last, segments or meta) */
+	const struct kvp_side_desc
+		*sides; /* [n_sides] group, pages, pos0; the rest is the open's */
 	uint32_t n_sides;
 	uint32_t set_bytes;
-	const uint8_t *entry_set;          /* [set_bytes] NULL: all entries of the open */
-	const struct kvp_fence *fence;     /* NULL: the rows are ready now */
+	const uint8_t *entry_set;      /* [set_bytes] NULL: all entries of the open */
+	const struct kvp_fence *fence; /* NULL: the rows are ready now */
 	uint32_t fence_word;
-	uint32_t last;                     /* not 0: nothing follows */
-	uint64_t fence_value;              /* ready when word >= value */
+	uint32_t last;        /* not 0: nothing follows */
+	uint64_t fence_value; /* ready when word >= value */
 	const struct kvp_segment *segments;
 	uint32_t n_segments;
-	uint32_t meta_bytes;               /* with last only */
+	uint32_t meta_bytes; /* with last only */
 	const void *meta;
 };
-#define KVP_CHUNK_INIT                                                                         \
-	{ sizeof(struct kvp_chunk), 0, 0, NULL, 0, 0, NULL, NULL, 0, 0, 0, NULL, 0, 0, NULL }
+#define KVP_CHUNK_INIT                                                                            \
+	{                                                                                         \
+		sizeof(struct kvp_chunk), 0, 0, NULL, 0, 0, NULL, NULL, 0, 0, 0, NULL, 0, 0, NULL \
+	}
 
 /** One end of a room in this process. 0 is never a valid id. */
 typedef uint64_t kvp_room_id;
 
 enum kvp_room_phase { /* same numbers as RoomState in proto/kvpack.proto */
-	KVP_ROOM_NONE = 0,
-	KVP_ROOM_WAITING = 1,
-	KVP_ROOM_READY = 2,
-	KVP_ROOM_SENDING = 3,
-	KVP_ROOM_CLOSING = 4,
-	KVP_ROOM_DONE = 5,
-	KVP_ROOM_FAILED = 6,
-	KVP_ROOM_GONE = 7,
-	KVP_ROOM_OFFERING = 8,
-	KVP_ROOM_ACCEPTED = 9,
-	KVP_ROOM_LANDING = 10,
-	KVP_ROOM_COMPLETE = 11,
-	KVP_ROOM_RELEASED = 12,
-	KVP_ROOM_PHASE_FORCE_WIDE_ = 0x7fffffff
+		      KVP_ROOM_NONE = 0,
+		      KVP_ROOM_WAITING = 1,
+		      KVP_ROOM_READY = 2,
+		      KVP_ROOM_SENDING = 3,
+		      KVP_ROOM_CLOSING = 4,
+		      KVP_ROOM_DONE = 5,
+		      KVP_ROOM_FAILED = 6,
+		      KVP_ROOM_GONE = 7,
+		      KVP_ROOM_OFFERING = 8,
+		      KVP_ROOM_ACCEPTED = 9,
+		      KVP_ROOM_LANDING = 10,
+		      KVP_ROOM_COMPLETE = 11,
+		      KVP_ROOM_RELEASED = 12,
+		      KVP_ROOM_PHASE_FORCE_WIDE_ = 0x7fffffff
 };
 
 struct kvp_room_state {
 	size_t size;
-	uint32_t phase;          /* enum kvp_room_phase */
-	uint32_t complete;       /* destination: every byte is in place and visible. Sticky. sender: decode said so */
-	uint32_t failed;         /* excludes complete. Sticky. */
-	uint32_t released;       /* destination: pages may be reused; sender: all sources are free. Sticky. */
-	uint32_t source_free;    /* sender: chunks [0, source_free) may be overwritten */
-	uint32_t delivered;      /* sender: chunks [0, delivered) have landed at every destination */
-	uint64_t arrived;        /* destination: [0, arrived) is present in all entries */
-	uint64_t prefix, end;    /* sender: known from READY on */
-	enum kvp_status status;  /* when failed */
-	uint32_t retry;          /* when failed: not 0 if the same request may succeed later */
-	const char *reason;      /* when failed, in words; else "" */
-	const void *meta;        /* destination, when complete: [meta_bytes], else NULL */
+	uint32_t phase;         /* enum kvp_room_phase */
+	uint32_t complete;      /* destination: every byte is in place and visible. Sticky. sender:
+				   decode said so */
+	uint32_t failed;        /* excludes complete. Sticky. */
+	uint32_t released;      /* destination: pages may be reused; sender: all sources are free.
+				   Sticky. */
+	uint32_t source_free;   /* sender: chunks [0, source_free) may be overwritten */
+	uint32_t delivered;     /* sender: chunks [0, delivered) have landed at every destination */
+	uint64_t arrived;       /* destination: [0, arrived) is present in all entries */
+	uint64_t prefix, end;   /* sender: known from READY on */
+	enum kvp_status status; /* when failed */
+	uint32_t retry;         /* when failed: not 0 if the same request may succeed later */
+	const char *reason;     /* when failed, in words; else "" */
+	const void *meta;       /* destination, when complete: [meta_bytes], else NULL */
 	uint32_t meta_bytes;
 };
-#define KVP_ROOM_STATE_INIT { sizeof(struct kvp_room_state), 0, 0, 0, 0, 0, 0, 0, 0, 0, KVP_OK, 0, NULL, NULL, 0 }
+#define KVP_ROOM_STATE_INIT                                                                        \
+	{                                                                                          \
+		sizeof(struct kvp_room_state), 0, 0, 0, 0, 0, 0, 0, 0, 0, KVP_OK, 0, NULL, NULL, 0 \
+	}
 
-/** Announces what this decode rank expects; the daemon calls the senders' daemons. On refusal with a
- * done function the room's state becomes failed with the reason. *@id is valid until kvp_room_forget(). */
-int kvp_expect(struct kvp_client *client, const struct kvp_expect *expect, kvp_done_fn *done, void *arg,
-	       kvp_room_id *id);
+/** Announces what this decode rank expects; the daemon calls the senders' daemons. On refusal with
+ * a done function the room's state becomes failed with the reason. *@id is valid until
+ * kvp_room_forget(). */
+int kvp_expect(struct kvp_client *client, const struct kvp_expect *expect, kvp_done_fn *done,
+	       void *arg, kvp_room_id *id);
 /** Announces that this prefill rank will send. */
 int kvp_open(struct kvp_client *client, const struct kvp_open *open, kvp_done_fn *done, void *arg,
 	     kvp_room_id *id);
-/** Submits the next chunk; accepted before the room is ready too. *@seq (may be NULL) is its number.
- * The source rows must not change until source_free > seq. After a refusal the number is used again. */
-int kvp_submit(struct kvp_client *client, kvp_room_id id, const struct kvp_chunk *chunk, kvp_done_fn *done,
-	       void *arg, uint32_t *seq);
+/** Submits the next chunk; accepted before the room is ready too. *@seq (may be NULL) is its
+ * number. The source rows must not change until source_free > seq. After a refusal the number is
+ * used again. */
+int kvp_submit(struct kvp_client *client, kvp_room_id id, const struct kvp_chunk *chunk,
+	       kvp_done_fn *done, void *arg, uint32_t *seq);
 /** Withdraws chunks >= seq that are not packed yet; *@from (may be NULL): the first one withdrawn,
  * whose number the next submit has again. Blocks. */
 int kvp_recall(struct kvp_client *client, kvp_room_id id, uint32_t seq, uint32_t *from);
 /** Ends this end's room without success. Harmless when it is over. @reason may be NULL. */
 int kvp_abort(struct kvp_client *client, kvp_room_id id, const char *reason);
 
-/** Decode, before kvp_expect(): prolongs the lease of a sender's open, or says that nobody will come. */
+/** Decode, before kvp_expect(): prolongs the lease of a sender's open, or says that nobody will
+ * come. */
 int kvp_renew(struct kvp_client *client, const char *address, uint64_t room, const void *key,
 	      uint32_t sender, uint32_t lease_ms, kvp_done_fn *done, void *arg);
 int kvp_decline(struct kvp_client *client, const char *address, uint64_t room, const void *key,
 		uint32_t sender, const char *reason, kvp_done_fn *done, void *arg);
 
-/** Copies the state known now. Never blocks. -ENOENT: unknown id. Pointers live until kvp_room_forget(). */
+/** Copies the state known now. Never blocks. -ENOENT: unknown id. Pointers live until
+ * kvp_room_forget(). */
 int kvp_room_state(const struct kvp_client *client, kvp_room_id id, struct kvp_room_state *state);
 enum kvp_wait_for {
-	KVP_WAIT_READY = 1,       /* sender is ready (or terminal) */
-	KVP_WAIT_TERMINAL = 2,    /* complete, done or failed */
-	KVP_WAIT_RELEASED = 4     /* released */
+	KVP_WAIT_READY = 1,    /* sender is ready (or terminal) */
+	KVP_WAIT_TERMINAL = 2, /* complete, done or failed */
+	KVP_WAIT_RELEASED = 4  /* released */
 };
-/** Processes until the condition holds; -ETIMEDOUT. Returns 0 also when the room failed: read the state. */
-int kvp_room_wait(struct kvp_client *client, kvp_room_id id, enum kvp_wait_for what, int timeout_ms);
+/** Processes until the condition holds; -ETIMEDOUT. Returns 0 also when the room failed: read the
+ * state. */
+int kvp_room_wait(struct kvp_client *client, kvp_room_id id, enum kvp_wait_for what,
+		  int timeout_ms);
 /** As above for source_free >= n, delivered >= n. -ECANCELED when the room ended without. */
-int kvp_room_wait_source_free(struct kvp_client *client, kvp_room_id id, uint32_t n, int timeout_ms);
+int kvp_room_wait_source_free(struct kvp_client *client, kvp_room_id id, uint32_t n,
+			      int timeout_ms);
 int kvp_room_wait_delivered(struct kvp_client *client, kvp_room_id id, uint32_t n, int timeout_ms);
 /** The next room whose state changed since it was last returned here; 0: none. */
 kvp_room_id kvp_room_next_changed(struct kvp_client *client);
@@ -395,8 +432,8 @@ void kvp_room_forget(struct kvp_client *client, kvp_room_id id);
  *
  * @what  "status", "clients", "pools", "rooms", "room", "waiting", "failures", "pins", "peers",
  *        "lanes" or "version".
- * @arg   NULL, or for "room" a room's number (decimal or 0x..) or "label:TEXT", for "failures" how many
- *        seconds back, for "rooms" "all": those that have ended too.
+ * @arg   NULL, or for "room" a room's number (decimal or 0x..) or "label:TEXT", for "failures" how
+ * many seconds back, for "rooms" "all": those that have ended too.
  * @json  The caller's (free).
  *
  * Blocks. -EREMOTEIO, -EINVAL: refused, kvp_last_error() says why.

@@ -58,7 +58,8 @@ static struct kvp_ucx_send *send_take(struct kvp_net *net, struct kvp_net_ep *ep
 int kvp_ucx_send(struct kvp_net *net, struct kvp_net_ep *ep, const void *hdr, size_t hdr_bytes,
 		 const void *payload, size_t bytes, void *req)
 {
-	/* Always eager: the receiver has granted the place, a rendezvous would only add a round trip. */
+	/* Always eager: the receiver has granted the place, a rendezvous would only add a round
+	 * trip. */
 	ucp_request_param_t param = {
 		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
 				UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,

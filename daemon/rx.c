@@ -209,6 +209,7 @@ void kvp_rx_leg_unlink(struct kvp_rx_leg *leg)
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+KVP_PRINTF(3, 0)
 static void rx_fail_v(struct kvp_rx *rx, Kvp__Status status, const char *fmt, va_list args)
 {
 	char text[KVP_BOARD_TEXT];

@@ -28,20 +28,20 @@
 	})
 
 #define KVP_ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
-#define KVP_MIN(a, b)                    \
-	({                               \
-		__typeof__(a) a_ = (a);  \
-		__typeof__(b) b_ = (b);  \
-		a_ < b_ ? a_ : b_;       \
+#define KVP_MIN(a, b)                   \
+	({                              \
+		__typeof__(a) a_ = (a); \
+		__typeof__(b) b_ = (b); \
+		a_ < b_ ? a_ : b_;      \
 	})
-#define KVP_MAX(a, b)                    \
-	({                               \
-		__typeof__(a) a_ = (a);  \
-		__typeof__(b) b_ = (b);  \
-		a_ > b_ ? a_ : b_;       \
+#define KVP_MAX(a, b)                   \
+	({                              \
+		__typeof__(a) a_ = (a); \
+		__typeof__(b) b_ = (b); \
+		a_ > b_ ? a_ : b_;      \
 	})
-#define KVP_ALIGN_UP(x, a) (((x) + (a) - 1) / (a) * (a))
-#define KVP_DIV_UP(x, a) (((x) + (a) - 1) / (a))
+#define KVP_ALIGN_UP(x, a) (((x) + (a)-1) / (a) * (a))
+#define KVP_DIV_UP(x, a) (((x) + (a)-1) / (a))
 #define KVP_CONTAINER_OF(ptr, type, member) ((type *)(void *)((char *)(ptr)-offsetof(type, member)))
 #define KVP_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 

@@ -12,10 +12,10 @@
  *          <-- LANDED
  *   RETURN what is wanted or granted and will not be used: sent when a leg ends early
  *
- * A piece without bytes is confirmed at once. The first piece of an idle leg may come with its WANT, if
- * it is small: a receiver that has a slot for it lands it without a grant, another ignores the
- * payload and grants as ever. The receiver knows the piece's range from its own
- * geometry: no row, page or address crosses the wire.
+ * A piece without bytes is confirmed at once. The first piece of an idle leg may come with its
+ * WANT, if it is small: a receiver that has a slot for it lands it without a grant, another ignores
+ * the payload and grants as ever. The receiver knows the piece's range from its own geometry: no
+ * row, page or address crosses the wire.
  */
 
 #include <assert.h>
