@@ -20,5 +20,9 @@ if ! /usr/bin/python3 -c 'import numpy, pytest' 2>/dev/null; then
 	exit 77
 fi
 
-timeout 90 /usr/bin/python3 -m pytest -q -p no:cacheprovider client/python/tests || exit 1
-timeout 60 tests/parity/run.sh --quick
+timeout 160 /usr/bin/python3 -m pytest -q -p no:cacheprovider client/python/tests || exit 1
+timeout 60 tests/parity/run.sh --quick || exit 1
+
+# With a row out of its place it must say so.
+timeout 30 tests/parity/run.sh --fault shift
+[ $? = 1 ]

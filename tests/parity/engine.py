@@ -82,10 +82,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Fault:
-    """What decode's rank 0 does to rows of layer 0 that have arrived, to prove that it shows."""
+    """What decode's rank 0 does to what has arrived, to prove that it shows.
 
-    kind: str = ""  # "swap": two rows change places; "shift": one lands a slot too far
-    layer: int = 0
+    swap: two rows of layer 0 change places. shift: one lands a slot too far, on another one.
+    draft: the same in the draft layer. state: a number of a recurrent state is another one's.
+    """
+
+    kind: str = ""
 
 
 # ---- prefill -------------------------------------------------------------------------------------
@@ -313,15 +316,27 @@ class DecodeRank:
             return room.wait_released(SECS).meta
 
     def _spoil(self, end: int) -> None:
-        owned = self.table.owned(0, end)
-        if not self.fault.kind or self.rank or len(owned) < 2:
+        kind = self.fault.kind
+        if not kind or self.rank:
             return
-        rows = self.caches.rows[self.fault.layer]
-        page, slot = self.table.place(owned[len(owned) // 2 - 1 :][:2])
-        first, second = rows[page, slot]
-        rows[page[1], slot[1]] = first
-        if self.fault.kind == "swap":
-            rows[page[0], slot[0]] = second
+        if kind == "state":
+            numbers = self.caches.states[model.STATE_LAYERS[0]][0]
+            numbers[0, 0] = numbers[1, 1]
+        elif kind == "draft":
+            every = np.arange(end)
+            self._move(self.caches.draft[model.DRAFT], self.table.place_all(every), False)
+        else:
+            places = self.table.place(self.table.owned(0, end))
+            self._move(self.caches.rows[model.MLA_LAYERS[0]], places, kind == "swap")
+
+    def _move(self, rows: Array, places: "tuple[Array, Array]", is_swap: bool) -> None:
+        """Of the rows at these places, one of the middle to the place of the next."""
+        page, slot = places
+        i = len(page) // 2 - 1
+        moved, lost = rows[page[i : i + 2], slot[i : i + 2]]
+        rows[page[i + 1], slot[i + 1]] = moved
+        if is_swap:
+            rows[page[i], slot[i]] = lost
 
     def _answer(self, token: int, end: int, steps: int) -> Answer:
         tokens, log_probs, draft = [token], [], []
