@@ -411,6 +411,7 @@ int kvp_lane_start(struct kvp_lane **out, const struct kvp_lane_config *config, 
 		return r;
 	}
 
+	assert(lane);
 	r = -pthread_create(&lane->thread, NULL, lane_main, lane);
 	if (r < 0) {
 		(void)snprintf(err, err_bytes, "lane %s: no thread: %s", config->name,

@@ -127,7 +127,7 @@ static int same_chunk(struct kvp_rx_leg *leg, const struct kvp_wire_want *want)
 			      want->piece, leg->seq, leg->piece);
 	if (want->start != chunk->start || want->tokens != chunk->tokens ||
 	    want->pieces != chunk->n_pieces || want->last != chunk->last ||
-	    memcmp(want->entry_set, chunk->set, sizeof(chunk->set)))
+	    memcmp(want->entry_set, chunk->set, sizeof(chunk->set)) != 0)
 		return REFUSE(leg, PROTOCOL, "seq %u piece %u describes another chunk than piece 0",
 			      want->seq, want->piece);
 	return 0;
