@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Turns pieces into the tables of one launch of the move kernel (kernels/move.h). Integers and
+ * addresses only: no driver call, nothing is dereferenced, so the tables are tested without a GPU
+ * by kvp_jobs_run_host(), the reference that every kernel is compared with.
+ *
+ * Addresses in kvp_copy_pool.maps and slots are the device's here. The tables are the caller's
+ * memory; a batch is used by one thread.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/copy.h"
+#include "kernels/move.h"
+
+/* A block copies at most about this much: runs of long or many rows are split. */
+#define KVP_JOBS_RUN_BYTES 32768u
+
+struct kvp_jobs {
+	struct kvp_move_entry *entries; /* [max_entries] */
+	struct kvp_move_run *runs;      /* [max_runs] */
+	uint32_t n_entries, max_entries;
+	uint32_t n_runs, max_runs;
+	uint32_t widest; /* runs of the entry that has most: the width of the grid */
+	uint64_t bytes;  /* that move */
+};
+
+/* Empties the tables. */
+void kvp_jobs_reset(struct kvp_jobs *jobs);
+
+/* Each adds one piece, all or nothing: 0, or -ENOSPC when the tables are too full for it. */
+int kvp_jobs_gather(struct kvp_jobs *jobs, const struct kvp_copy_piece *piece, uint64_t slot);
+int kvp_jobs_scatter(struct kvp_jobs *jobs, const struct kvp_copy_piece *piece, uint64_t slot);
+/* Pool to pool, for one destination. */
+int kvp_jobs_move(struct kvp_jobs *jobs, const struct kvp_move_source *source,
+		  const struct kvp_move *move);
+/* Plain bytes, such as a segment. */
+int kvp_jobs_bytes(struct kvp_jobs *jobs, uint64_t src, uint64_t dst, uint64_t bytes);
+
+/* Does what the kernel does, with the processor; addresses are the host's. */
+void kvp_jobs_run_host(const struct kvp_jobs *jobs);
