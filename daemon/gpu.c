@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/gpu.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/cuda.h"
+#include "proto/util.h"
+
+#ifdef KVP_CUDA
+
+#define BATCHES 8u       /* launches that may run at a time */
+#define FAR_ENTRIES 512u /* of a batch; more than KVP_MOVE_ENTRIES take several launches */
+#define FAR_RUNS 16384u
+
+extern const unsigned char kvp_move_image[]; /* fat binary, embedded by the build */
+
+/* Tables of one launch, in pinned memory that the kernel reads; reused when its event has passed.
+ */
+struct batch {
+	struct kvp_jobs jobs;
+	CUdeviceptr runs_dev; /* of jobs.runs */
+	CUevent done;
+	uint64_t ticket; /* 0: not launched */
+};
+
+struct kvp_gpu {
+	const struct kvp_cuda *cuda; /* borrowed, the process's */
+	CUdevice device;
+	CUcontext ctx; /* primary, held */
+	CUstream stream;
+	CUmodule module;
+	CUfunction far_fn, near_fn;
+	struct batch batches[BATCHES]; /* used in turn */
+	uint64_t launched, finished;   /* tickets */
+	struct kvp_gpu_stats stats;
+	struct kvp_move_near_job args; /* scratch of a launch: too large for comfort on the stack */
+	char uuid[48], name[128];
+};
+
+static int check(const struct kvp_gpu *gpu, CUresult res, const char *call)
+{
+	return kvp_cuda_check(gpu->cuda, res, call);
+}
+
+static void format_uuid(char *out, size_t bytes, const CUuuid *uuid)
+{
+	const unsigned char *b = (const unsigned char *)uuid->bytes;
+
+	snprintf(out, bytes,
+		 "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0],
+		 b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13],
+		 b[14], b[15]);
+}
+
+/* Ordinals differ between processes, so that the configuration and clients name UUIDs. */
+static int find_device(struct kvp_gpu *gpu, const char *name, char *err, size_t err_bytes)
+{
+	int n = 0;
+	int r = check(gpu, gpu->cuda->cuDeviceGetCount(&n), "cuDeviceGetCount");
+
+	for (int i = 0; r == 0 && i < n; i++) {
+		CUuuid uuid;
+		char ordinal[16];
+
+		r = check(gpu, gpu->cuda->cuDeviceGet(&gpu->device, i), "cuDeviceGet");
+		if (r == 0)
+			r = check(gpu, gpu->cuda->cuDeviceGetUuid(&uuid, gpu->device),
+				  "cuDeviceGetUuid");
+		if (r)
+			break;
+		format_uuid(gpu->uuid, sizeof(gpu->uuid), &uuid);
+		snprintf(ordinal, sizeof(ordinal), "%d", i);
+		if (!strcmp(name, gpu->uuid) || !strcmp(name, ordinal))
+			return check(gpu,
+				     gpu->cuda->cuDeviceGetName(gpu->name, (int)sizeof(gpu->name),
+								gpu->device),
+				     "cuDeviceGetName");
+	}
+	snprintf(err, err_bytes, "no GPU %s among the %d that the driver lists", name, n);
+	return r ? r : -ENODEV;
+}
+
+static int open_stream(struct kvp_gpu *gpu)
+{
+	int r = check(gpu, gpu->cuda->cuDevicePrimaryCtxRetain(&gpu->ctx, gpu->device),
+		      "cuDevicePrimaryCtxRetain");
+
+	if (r == 0)
+		r = check(gpu, gpu->cuda->cuCtxSetCurrent(gpu->ctx), "cuCtxSetCurrent");
+	/* The highest priority: a gather is short and an engine's kernels are many. */
+	if (r == 0)
+		r = check(gpu,
+			  gpu->cuda->cuStreamCreateWithPriority(&gpu->stream,
+								CU_STREAM_NON_BLOCKING, -5),
+			  "cuStreamCreateWithPriority");
+	if (r == 0)
+		r = check(gpu, gpu->cuda->cuModuleLoadData(&gpu->module, kvp_move_image),
+			  "cuModuleLoadData");
+	if (r == 0)
+		r = check(gpu,
+			  gpu->cuda->cuModuleGetFunction(&gpu->far_fn, gpu->module, "kvp_move"),
+			  "cuModuleGetFunction");
+	if (r == 0)
+		r = check(
+			gpu,
+			gpu->cuda->cuModuleGetFunction(&gpu->near_fn, gpu->module, "kvp_move_near"),
+			"cuModuleGetFunction");
+	return r;
+}
+
+int kvp_gpu_host_alloc(struct kvp_gpu *gpu, uint64_t bytes, void **out)
+{
+	return check(gpu,
+		     gpu->cuda->cuMemHostAlloc(
+			     out, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+		     "cuMemHostAlloc");
+}
+
+void kvp_gpu_host_free(struct kvp_gpu *gpu, void *host)
+{
+	if (host)
+		(void)check(gpu, gpu->cuda->cuMemFreeHost(host), "cuMemFreeHost"); /* logged */
+}
+
+int kvp_gpu_alloc(struct kvp_gpu *gpu, uint64_t bytes, uint64_t *addr)
+{
+	CUdeviceptr ptr = 0;
+	int r = check(gpu, gpu->cuda->cuMemAlloc(&ptr, bytes), "cuMemAlloc");
+
+	if (r == 0)
+		*addr = ptr;
+	return r;
+}
+
+void kvp_gpu_free(struct kvp_gpu *gpu, uint64_t addr)
+{
+	if (addr)
+		(void)check(gpu, gpu->cuda->cuMemFree(addr), "cuMemFree"); /* logged */
+}
+
+static int batch_init(struct kvp_gpu *gpu, struct batch *batch)
+{
+	void *runs = NULL;
+	int r;
+
+	batch->jobs.max_entries = FAR_ENTRIES;
+	batch->jobs.max_runs = FAR_RUNS;
+	batch->jobs.entries = calloc(FAR_ENTRIES, sizeof(*batch->jobs.entries));
+	if (!batch->jobs.entries)
+		return -ENOMEM;
+	r = kvp_gpu_host_alloc(gpu, FAR_RUNS * sizeof(*batch->jobs.runs), &runs);
+	if (r)
+		return r;
+	batch->jobs.runs = runs;
+	r = check(gpu, gpu->cuda->cuMemHostGetDevicePointer(&batch->runs_dev, runs, 0),
+		  "cuMemHostGetDevicePointer");
+	if (r == 0)
+		r = check(gpu, gpu->cuda->cuEventCreate(&batch->done, CU_EVENT_DISABLE_TIMING),
+			  "cuEventCreate");
+	return r;
+}
+
+static void batch_fini(struct kvp_gpu *gpu, struct batch *batch)
+{
+	if (batch->done)
+		(void)check(gpu, gpu->cuda->cuEventDestroy(batch->done), "cuEventDestroy");
+	kvp_gpu_host_free(gpu, batch->jobs.runs);
+	free(batch->jobs.entries);
+}
+
+void kvp_gpu_close(struct kvp_gpu *gpu)
+{
+	if (!gpu)
+		return;
+
+	if (gpu->stream) {
+		(void)kvp_gpu_drain(gpu); /* logged; nothing may run on what is freed next */
+		for (uint32_t i = 0; i < BATCHES; i++)
+			batch_fini(gpu, &gpu->batches[i]);
+		(void)check(gpu, gpu->cuda->cuStreamDestroy(gpu->stream), "cuStreamDestroy");
+	}
+	if (gpu->module)
+		(void)check(gpu, gpu->cuda->cuModuleUnload(gpu->module), "cuModuleUnload");
+	if (gpu->ctx)
+		(void)check(gpu, gpu->cuda->cuDevicePrimaryCtxRelease(gpu->device),
+			    "cuDevicePrimaryCtxRelease");
+	free(gpu);
+}
+
+static void closep(struct kvp_gpu **gpu)
+{
+	kvp_gpu_close(*gpu);
+}
+
+int kvp_gpu_open(struct kvp_gpu **out, const char *name, char *err, size_t err_bytes)
+{
+	KVP_CLEANUP(closep) struct kvp_gpu *gpu = calloc(1, sizeof(*gpu));
+	int r;
+
+	if (!gpu) {
+		snprintf(err, err_bytes, "out of memory");
+		return -ENOMEM;
+	}
+	gpu->cuda = kvp_cuda_get(err, err_bytes);
+	if (!gpu->cuda)
+		return -ENODEV;
+	r = find_device(gpu, name, err, err_bytes);
+	if (r)
+		return r;
+	r = open_stream(gpu);
+	for (uint32_t i = 0; r == 0 && i < BATCHES; i++)
+		r = batch_init(gpu, &gpu->batches[i]);
+	if (r) {
+		snprintf(err, err_bytes, "GPU %s (%s) cannot be opened: %s", gpu->uuid, gpu->name,
+			 strerror(-r));
+		return r;
+	}
+	*out = KVP_TAKE(gpu);
+	return 0;
+}
+
+const char *kvp_gpu_uuid(const struct kvp_gpu *gpu)
+{
+	return gpu->uuid;
+}
+
+const char *kvp_gpu_name(const struct kvp_gpu *gpu)
+{
+	return gpu->name;
+}
+
+const struct kvp_gpu_stats *kvp_gpu_stats(const struct kvp_gpu *gpu)
+{
+	return &gpu->stats;
+}
+
+static struct batch *next_batch(struct kvp_gpu *gpu)
+{
+	return &gpu->batches[gpu->launched % BATCHES];
+}
+
+struct kvp_jobs *kvp_gpu_jobs(struct kvp_gpu *gpu)
+{
+	struct batch *batch = next_batch(gpu);
+
+	if (batch->ticket > gpu->finished) {
+		gpu->stats.full++;
+		return NULL;
+	}
+	if (batch->ticket) {
+		kvp_jobs_reset(&batch->jobs);
+		batch->ticket = 0;
+	}
+	return &batch->jobs;
+}
+
+/* Parameters beyond these entries and runs are not copied by the driver when the far kernel is
+ * used. */
+static int launch_part(struct kvp_gpu *gpu, const struct batch *batch, uint32_t first, uint32_t n)
+{
+	const struct kvp_jobs *jobs = &batch->jobs;
+	bool near = jobs->n_runs <= KVP_MOVE_RUNS;
+	void *params[] = { &gpu->args };
+	uint32_t widest = 0;
+
+	gpu->args.job.n_entries = n;
+	gpu->args.job.table = (const struct kvp_move_run *)(uintptr_t)batch->runs_dev;
+	memcpy(gpu->args.job.entries, jobs->entries + first, n * sizeof(*jobs->entries));
+	for (uint32_t i = 0; i < n; i++)
+		widest = KVP_MAX(widest, gpu->args.job.entries[i].n_runs);
+	if (near)
+		memcpy(gpu->args.runs, jobs->runs, jobs->n_runs * sizeof(*jobs->runs));
+	gpu->stats.near_launches += near;
+	gpu->stats.launches++;
+	return check(gpu,
+		     gpu->cuda->cuLaunchKernel(near ? gpu->near_fn : gpu->far_fn, widest, n, 1,
+					       KVP_MOVE_THREADS, 1, 1, 0, gpu->stream, params,
+					       NULL),
+		     "cuLaunchKernel(kvp_move)");
+}
+
+int kvp_gpu_launch(struct kvp_gpu *gpu, uint64_t *ticket)
+{
+	struct batch *batch = next_batch(gpu);
+	int r = 0;
+
+	if (batch->ticket || batch->jobs.n_entries == 0) {
+		*ticket = gpu->launched;
+		return 0;
+	}
+	for (uint32_t at = 0; r == 0 && at < batch->jobs.n_entries; at += KVP_MOVE_ENTRIES)
+		r = launch_part(gpu, batch, at,
+				KVP_MIN(batch->jobs.n_entries - at, (uint32_t)KVP_MOVE_ENTRIES));
+	if (r == 0)
+		r = check(gpu, gpu->cuda->cuEventRecord(batch->done, gpu->stream), "cuEventRecord");
+	if (r)
+		return r;
+	gpu->stats.runs += batch->jobs.n_runs;
+	gpu->stats.bytes += batch->jobs.bytes;
+	batch->ticket = ++gpu->launched;
+	*ticket = gpu->launched;
+	return 0;
+}
+
+int kvp_gpu_poll(struct kvp_gpu *gpu, uint64_t *ticket)
+{
+	while (gpu->finished < gpu->launched) {
+		const struct batch *batch = &gpu->batches[gpu->finished % BATCHES];
+		CUresult res = gpu->cuda->cuEventQuery(batch->done);
+
+		if (res == CUDA_ERROR_NOT_READY)
+			break;
+		if (res != CUDA_SUCCESS)
+			return check(gpu, res, "cuEventQuery");
+		gpu->finished++;
+	}
+	*ticket = gpu->finished;
+	return 0;
+}
+
+int kvp_gpu_drain(struct kvp_gpu *gpu)
+{
+	int r = check(gpu, gpu->cuda->cuStreamSynchronize(gpu->stream), "cuStreamSynchronize");
+
+	if (r == 0)
+		gpu->finished = gpu->launched;
+	return r;
+}
+
+#endif
