@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "daemon/cuda.h"
+#include "daemon/gpu_internal.h"
 #include "proto/util.h"
 
 #ifdef KVP_CUDA
@@ -220,6 +221,16 @@ int kvp_gpu_open(struct kvp_gpu **out, const char *name, char *err, size_t err_b
 	}
 	*out = KVP_TAKE(gpu);
 	return 0;
+}
+
+const struct kvp_cuda *kvp_gpu_cuda(const struct kvp_gpu *gpu)
+{
+	return gpu->cuda;
+}
+
+CUdevice kvp_gpu_device(const struct kvp_gpu *gpu)
+{
+	return gpu->device;
 }
 
 const char *kvp_gpu_uuid(const struct kvp_gpu *gpu)

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/gpu_import.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/gpu_internal.h"
+#include "proto/util.h"
+
+#ifdef KVP_CUDA
+
+/* One opened allocation: by IPC handle (bytes of the whole allocation) or a mapped VMM range. */
+struct kvp_gpu_import {
+	uint64_t owner;
+	unsigned char handle[KVP_GPU_IPC_BYTES]; /* IPC only */
+	bool vmm;
+	CUdeviceptr base;
+	uint64_t bytes;  /* of the allocation, or reserved */
+	uint64_t mapped; /* VMM: bytes mapped so far */
+	uint32_t users;
+	struct kvp_gpu_import *next;
+};
+
+struct kvp_gpu_imports {
+	struct kvp_gpu *gpu; /* borrowed */
+	const struct kvp_cuda *cuda;
+	struct kvp_gpu_import *first;
+	uint32_t n;
+	uint64_t bytes;
+};
+
+static int fail(const struct kvp_gpu_imports *imports, CUresult res, const char *call, char *err,
+		size_t err_bytes)
+{
+	snprintf(err, err_bytes, "%s: %s", call, kvp_cuda_name(imports->cuda, res));
+	return kvp_cuda_check(imports->cuda, res, call);
+}
+
+int kvp_gpu_imports_create(struct kvp_gpu_imports **out, struct kvp_gpu *gpu)
+{
+	struct kvp_gpu_imports *imports = calloc(1, sizeof(*imports));
+
+	if (!imports)
+		return -ENOMEM;
+	imports->gpu = gpu;
+	imports->cuda = kvp_gpu_cuda(gpu);
+	*out = imports;
+	return 0;
+}
+
+/* Takes the mapping away; failures are logged, there is nothing more to do about them. */
+static void import_close(const struct kvp_gpu_imports *imports, struct kvp_gpu_import *import)
+{
+	const struct kvp_cuda *cuda = imports->cuda;
+
+	if (!import->vmm) {
+		(void)kvp_cuda_check(cuda, cuda->cuIpcCloseMemHandle(import->base),
+				     "cuIpcCloseMemHandle");
+	} else {
+		if (import->mapped)
+			(void)kvp_cuda_check(cuda, cuda->cuMemUnmap(import->base, import->mapped),
+					     "cuMemUnmap");
+		if (import->base)
+			(void)kvp_cuda_check(cuda,
+					     cuda->cuMemAddressFree(import->base, import->bytes),
+					     "cuMemAddressFree");
+	}
+	free(import);
+}
+
+void kvp_gpu_imports_destroy(struct kvp_gpu_imports *imports)
+{
+	if (!imports)
+		return;
+
+	while (imports->first) {
+		struct kvp_gpu_import *import = imports->first;
+
+		imports->first = import->next;
+		import_close(imports, import);
+	}
+	free(imports);
+}
+
+static void imports_add(struct kvp_gpu_imports *imports, struct kvp_gpu_import *import)
+{
+	import->users = 1;
+	import->next = imports->first;
+	imports->first = import;
+	imports->n++;
+	imports->bytes += import->bytes;
+}
+
+void kvp_gpu_import_put(struct kvp_gpu_imports *imports, struct kvp_gpu_import *import)
+{
+	struct kvp_gpu_import **at = &imports->first;
+
+	if (!import || --import->users > 0)
+		return;
+
+	while (*at != import)
+		at = &(*at)->next;
+	*at = import->next;
+	imports->n--;
+	imports->bytes -= import->bytes;
+	import_close(imports, import);
+}
+
+uint32_t kvp_gpu_imports_count(const struct kvp_gpu_imports *imports, uint64_t *bytes)
+{
+	*bytes = imports->bytes;
+	return imports->n;
+}
+
+static struct kvp_gpu_import *find_ipc(const struct kvp_gpu_imports *imports, uint64_t owner,
+				       const void *handle)
+{
+	struct kvp_gpu_import *import = imports->first;
+
+	while (import && (import->vmm || import->owner != owner ||
+			  memcmp(import->handle, handle, KVP_GPU_IPC_BYTES) != 0))
+		import = import->next;
+	return import;
+}
+
+static int open_ipc(struct kvp_gpu_imports *imports, uint64_t owner, const void *handle,
+		    struct kvp_gpu_import **out, char *err, size_t err_bytes)
+{
+	const struct kvp_cuda *cuda = imports->cuda;
+	KVP_CLEANUP(kvp_freep) struct kvp_gpu_import *import = calloc(1, sizeof(*import));
+	CUipcMemHandle ipc;
+	size_t bytes = 0;
+	CUresult res;
+
+	if (!import)
+		return -ENOMEM;
+	memcpy(&ipc, handle, sizeof(ipc));
+	memcpy(import->handle, handle, KVP_GPU_IPC_BYTES);
+	import->owner = owner;
+	res = cuda->cuIpcOpenMemHandle(&import->base, ipc, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+	if (res != CUDA_SUCCESS)
+		return fail(imports, res, "cuIpcOpenMemHandle", err, err_bytes);
+	res = cuda->cuMemGetAddressRange(NULL, &bytes, import->base);
+	if (res != CUDA_SUCCESS) {
+		(void)cuda->cuIpcCloseMemHandle(import->base); /* the first error is told */
+		return fail(imports, res, "cuMemGetAddressRange", err, err_bytes);
+	}
+	import->bytes = bytes;
+	imports_add(imports, import);
+	*out = KVP_TAKE(import);
+	return 0;
+}
+
+static_assert(sizeof(CUipcMemHandle) == KVP_GPU_IPC_BYTES, "as the clients send it");
+
+int kvp_gpu_import_ipc(struct kvp_gpu_imports *imports, uint64_t owner, const void *handle,
+		       uint64_t offset, uint64_t bytes, struct kvp_gpu_import **out, uint64_t *addr,
+		       char *err, size_t err_bytes)
+{
+	struct kvp_gpu_import *import = find_ipc(imports, owner, handle);
+	int r;
+
+	if (import) {
+		import->users++;
+	} else {
+		r = open_ipc(imports, owner, handle, &import, err, err_bytes);
+		if (r)
+			return r;
+	}
+	if (offset > import->bytes || bytes > import->bytes - offset) {
+		snprintf(err, err_bytes,
+			 "offset %llu + bytes %llu: past the allocation's %llu bytes",
+			 (unsigned long long)offset, (unsigned long long)bytes,
+			 (unsigned long long)import->bytes);
+		kvp_gpu_import_put(imports, import);
+		return -ERANGE;
+	}
+	*out = import;
+	*addr = import->base + offset;
+	return 0;
+}
+
+/* Maps one chunk behind those before. The handle is let go of at once: the mapping holds the
+ * memory. */
+static int map_chunk(const struct kvp_gpu_imports *imports, struct kvp_gpu_import *import, int fd,
+		     uint64_t bytes, char *err, size_t err_bytes)
+{
+	const struct kvp_cuda *cuda = imports->cuda;
+	CUmemGenericAllocationHandle handle;
+	CUresult res = cuda->cuMemImportFromShareableHandle(
+		&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+
+	if (res != CUDA_SUCCESS)
+		return fail(imports, res, "cuMemImportFromShareableHandle", err, err_bytes);
+	res = cuda->cuMemMap(import->base + import->mapped, bytes, 0, handle, 0);
+	(void)kvp_cuda_check(cuda, cuda->cuMemRelease(handle), "cuMemRelease");
+	if (res != CUDA_SUCCESS)
+		return fail(imports, res, "cuMemMap", err, err_bytes);
+	import->mapped += bytes;
+	return 0;
+}
+
+static int map_chunks(const struct kvp_gpu_imports *imports, struct kvp_gpu_import *import,
+		      const struct kvp_gpu_chunks *chunks, char *err, size_t err_bytes)
+{
+	const struct kvp_cuda *cuda = imports->cuda;
+	const CUmemAccessDesc access = {
+		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE,
+			      .id = kvp_gpu_device(imports->gpu) },
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	CUresult res = cuda->cuMemAddressReserve(&import->base, import->bytes, 0, 0, 0);
+	int r = 0;
+
+	if (res != CUDA_SUCCESS) {
+		import->base = 0;
+		return fail(imports, res, "cuMemAddressReserve", err, err_bytes);
+	}
+	for (uint32_t i = 0; r == 0 && i < chunks->n; i++)
+		r = map_chunk(imports, import, chunks->fds[i], chunks->bytes[i], err, err_bytes);
+	if (r)
+		return r;
+	res = cuda->cuMemSetAccess(import->base, import->bytes, &access, 1);
+	return res == CUDA_SUCCESS ? 0 : fail(imports, res, "cuMemSetAccess", err, err_bytes);
+}
+
+int kvp_gpu_import_vmm(struct kvp_gpu_imports *imports, const struct kvp_gpu_chunks *chunks,
+		       struct kvp_gpu_import **out, uint64_t *addr, char *err, size_t err_bytes)
+{
+	struct kvp_gpu_import *import = calloc(1, sizeof(*import));
+	int r;
+
+	if (!import)
+		return -ENOMEM;
+	import->vmm = true;
+	for (uint32_t i = 0; i < chunks->n; i++)
+		import->bytes += chunks->bytes[i];
+	r = map_chunks(imports, import, chunks, err, err_bytes);
+	if (r) {
+		import_close(imports, import);
+		return r;
+	}
+	imports_add(imports, import);
+	*out = import;
+	*addr = import->base;
+	return 0;
+}
+
+#endif

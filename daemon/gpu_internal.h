@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* What gpu*.c share. Compiled with a CUDA toolkit only. */
+
+#include "daemon/cuda.h"
+#include "daemon/gpu.h"
+
+#ifdef KVP_CUDA
+const struct kvp_cuda *kvp_gpu_cuda(const struct kvp_gpu *gpu);
+CUdevice kvp_gpu_device(const struct kvp_gpu *gpu);
+#endif
