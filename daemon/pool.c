@@ -181,6 +181,10 @@ static Kvp__Status check_counts(const struct kvp_pools *pools, const Kvp__PoolRe
 			       KVP_POOL_FDS);
 		return INVALID;
 	}
+	if (msg->n_memories && msg->memories[0]->gpu.len) {
+		(void)snprintf(err, KVP_POOL_ERR, "memories[0] is of a GPU, this daemon uses none");
+		return KVP__STATUS__STATUS_UNSUPPORTED;
+	}
 	if (msg->n_entries < 1 || msg->n_entries > 64u * KVP_LANE_MASK_WORDS) {
 		(void)snprintf(err, KVP_POOL_ERR, "entries: %zu, allowed are 1 to %u",
 			       msg->n_entries, 64u * KVP_LANE_MASK_WORDS);

@@ -6,11 +6,14 @@
  * code behind them may rely on these. Limits that engines see too have the names of kvpack.h.
  */
 
-#define KVP_LIMIT_PACKET                                                      \
-	(128u * 1024u)                   /* bytes of a client protocol packet \
-					  */
-#define KVP_LIMIT_FRAME (256u * 1024u)   /* bytes of a peer protocol frame, without its length */
-#define KVP_LIMIT_FDS 16u                /* file descriptors with a packet */
+#define KVP_LIMIT_PACKET                                                    \
+	(128u * 1024u)                 /* bytes of a client protocol packet \
+					*/
+#define KVP_LIMIT_FRAME (256u * 1024u) /* bytes of a peer protocol frame, without its length */
+#define KVP_LIMIT_FDS 240u             /* file descriptors with a packet; Linux takes 253 */
+#define KVP_LIMIT_MEMORIES 512u        /* of a pool */
+#define KVP_IPC_HANDLE_BYTES 64u
+#define KVP_GPU_UUID_BYTES 16u
 #define KVP_LIMIT_DECODED (2u << 20)     /* bytes that one decoded message may take in memory */
 #define KVP_LIMIT_ENTRIES 512u           /* of a pool */
 #define KVP_LIMIT_MASK (512u / 8u)       /* bytes of a set of entries */

@@ -66,13 +66,77 @@ static int check_entry_extent(const struct kvp_check *c, const Kvp__Entry *e)
 	return check_entry_strides(c, e);
 }
 
+/* They hold what the memory says to be in them. */
+static int check_memory_chunks(const struct kvp_check *c, const Kvp__Memory *m)
+{
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < m->n_chunk_bytes; i++) {
+		int r = kvp_check_range(c, "chunk_bytes", m->chunk_bytes[i], 1, KVP_LIMIT_EXTENT);
+
+		if (r)
+			return r;
+		sum += m->chunk_bytes[i];
+	}
+	if (sum > KVP_LIMIT_EXTENT || m->offset > sum || m->bytes > sum - m->offset)
+		return kvp_check_fail(c, KVP_STATUS_INVALID,
+				      "offset %" PRIu64 " and bytes %" PRIu64
+				      " do not lie in chunks of %" PRIu64 " bytes",
+				      m->offset, m->bytes, sum);
+	return 0;
+}
+
+static int check_memory(const struct kvp_check *c, const Kvp__Memory *m)
+{
+	bool ipc = m->kind == KVP__MEMORY_KIND__MEMORY_CUDA_IPC;
+	bool vmm = m->kind == KVP__MEMORY_KIND__MEMORY_CUDA_VMM;
+	size_t handle = ipc ? KVP_IPC_HANDLE_BYTES : 0, gpu = ipc || vmm ? KVP_GPU_UUID_BYTES : 0;
+	uint64_t most = ipc || vmm ? KVP_LIMIT_EXTENT : 0;
+	int r = kvp_check_enum(c, "kind", (int)m->kind, KVP__MEMORY_KIND__MEMORY_CUDA_VMM) ?:
+		kvp_check_count(c, "handle", m->handle.len, handle, handle) ?:
+		kvp_check_count(c, "gpu", m->gpu.len, gpu, gpu) ?:
+		kvp_check_range(c, "offset", m->offset, 0, most) ?:
+		kvp_check_range(c, "bytes", m->bytes, ipc || vmm, most) ?:
+		kvp_check_count(c, "chunk_bytes", m->n_chunk_bytes, vmm, vmm ? KVP_LIMIT_FDS : 0);
+
+	return r || !vmm ? r : check_memory_chunks(c, m);
+}
+
+/* All of the host, or all of one GPU: a pool has one lane. */
+static int check_memories(struct kvp_check *c, Kvp__Memory *const *memories, size_t n)
+{
+	int r = kvp_check_count(c, "memories", n, 0, KVP_LIMIT_MEMORIES);
+
+	c->list = "memories";
+	for (c->idx = 0; r == 0 && c->idx < n; c->idx++) {
+		const Kvp__Memory *m = memories[c->idx], *first = memories[0];
+
+		r = check_memory(c, m);
+		if (r == 0 && (m->gpu.len != first->gpu.len ||
+			       (m->gpu.len && memcmp(m->gpu.data, first->gpu.data, m->gpu.len))))
+			r = kvp_check_fail(c, KVP_STATUS_INVALID,
+					   "gpu differs from that of memories[0]: a pool lies on "
+					   "one GPU or in host memory");
+	}
+	c->list = NULL;
+	return r;
+}
+
+static int check_pool_resume(struct kvp_check *c, const Kvp__PoolResume *m)
+{
+	return kvp_check_range(c, "pool", m->pool, 1, UINT32_MAX)
+		       ?: check_memories(c, m->memories, m->n_memories);
+}
+
 static int check_pool_register(struct kvp_check *c, const Kvp__PoolRegister *m)
 {
 	struct kvp_check_rows rows[KVP_LIMIT_ENTRIES];
+	uint64_t last_memory = (m->n_memories ? KVP_LIMIT_MEMORIES : KVP_LIMIT_FDS) - 1;
 	int r = kvp_check_range(c, "pool", m->pool, 1, UINT32_MAX) ?:
 		kvp_check_count(c, "layout_tag", m->layout_tag.len, 0, KVP_MAX_TAG) ?:
 		kvp_check_label(c, "label", m->label, 0, KVP_MAX_LABEL) ?:
-		kvp_check_count(c, "entries", m->n_entries, 1, KVP_LIMIT_ENTRIES);
+		kvp_check_count(c, "entries", m->n_entries, 1, KVP_LIMIT_ENTRIES) ?:
+		check_memories(c, m->memories, m->n_memories);
 
 	c->list = "entries";
 	for (c->idx = 0; r == 0 && c->idx < m->n_entries; c->idx++) {
@@ -82,7 +146,7 @@ static int check_pool_register(struct kvp_check *c, const Kvp__PoolRegister *m)
 							e->row_bytes,    e->lo,    e->full_bytes,
 							e->rows_per_page };
 		r = kvp_check_rows(c, &rows[c->idx]) ?:
-		    kvp_check_range(c, "fd_index", e->fd_index, 0, KVP_LIMIT_FDS - 1) ?:
+		    kvp_check_range(c, "fd_index", e->fd_index, 0, last_memory) ?:
 		    check_entry_extent(c, e);
 	}
 	return r ?: kvp_check_rows_apart(c, rows, m->n_entries);
@@ -316,7 +380,7 @@ static int check_small(struct kvp_check *c, const Kvp__ClientMsg *m)
 		return kvp_check_range(c, "pool", m->pool_pause->pool, 1, UINT32_MAX);
 	case KVP__CLIENT_MSG__BODY_POOL_RESUME:
 		c->msg = "pool_resume";
-		return kvp_check_range(c, "pool", m->pool_resume->pool, 1, UINT32_MAX);
+		return check_pool_resume(c, m->pool_resume);
 	case KVP__CLIENT_MSG__BODY_POOL_UNREGISTER:
 		c->msg = "pool_unregister";
 		return kvp_check_range(c, "pool", m->pool_unregister->pool, 1, UINT32_MAX);
@@ -506,23 +570,55 @@ uint64_t kvp_msg_peek_id(const void *buf, size_t len)
 	return 0;
 }
 
+/* How many fds the memories take. */
+static size_t memories_fds(Kvp__Memory *const *memories, size_t n)
+{
+	size_t n_fds = 0;
+
+	for (size_t i = 0; i < n; i++)
+		n_fds += memories[i]->kind == KVP__MEMORY_KIND__MEMORY_FD
+				 ? 1
+				 : memories[i]->n_chunk_bytes;
+	return n_fds;
+}
+
+/* The fds of a pool's packet: as many as its memories take, or without any, at least one. */
+static int check_memories_fds(const struct kvp_check *c, Kvp__Memory *const *memories, size_t n,
+			      size_t n_fds)
+{
+	size_t need;
+
+	if (n == 0)
+		return kvp_check_count(c, "fds", n_fds, 1, KVP_LIMIT_FDS);
+	need = memories_fds(memories, n);
+	if (n_fds == need && need <= KVP_LIMIT_FDS)
+		return 0;
+	return kvp_check_fail(c, KVP_STATUS_INVALID,
+			      "memories take %zu fds, %zu came along, at most %u can", need, n_fds,
+			      KVP_LIMIT_FDS);
+}
+
+/* Each memory, or fd, is used by an entry, and each entry names one. */
 static int check_pool_fds(struct kvp_check *c, const Kvp__PoolRegister *m, size_t n_fds)
 {
+	const char *what = m->n_memories ? "memories" : "fds";
+	size_t n = m->n_memories ? m->n_memories : n_fds;
 	struct kvp_seen used = { { 0 } };
 
 	for (size_t i = 0; i < m->n_entries; i++) {
 		uint32_t fd = m->entries[i]->fd_index;
 
-		if (fd >= n_fds)
+		if (fd >= n)
 			return kvp_check_fail(c, KVP_STATUS_INVALID,
-					      "entries[%zu].fd_index is %u, %zu fds came along", i,
-					      fd, n_fds);
+					      "entries[%zu].fd_index is %u, %zu %s came along", i,
+					      fd, n, what);
 		used.bits[fd / 64] |= 1ull << fd % 64;
 	}
-	for (size_t i = 0; i < n_fds; i++) {
+	for (size_t i = 0; i < n; i++) {
 		if (!(used.bits[i / 64] & 1ull << i % 64))
 			return kvp_check_fail(c, KVP_STATUS_INVALID,
-					      "entries: no entry uses fd %zu of %zu", i, n_fds);
+					      "entries: no entry uses %s %zu of %zu",
+					      m->n_memories ? "memory" : "fd", i, n);
 	}
 	return 0;
 }
@@ -534,11 +630,13 @@ int kvp_msg_check_fds(const Kvp__ClientMsg *msg, size_t n_fds, char *err, size_t
 	switch (msg->body_case) {
 	case KVP__CLIENT_MSG__BODY_POOL_REGISTER:
 		c.msg = "pool_register";
-		return kvp_check_count(&c, "fds", n_fds, 1, KVP_LIMIT_FDS)
+		return check_memories_fds(&c, msg->pool_register->memories,
+					  msg->pool_register->n_memories, n_fds)
 			       ?: check_pool_fds(&c, msg->pool_register, n_fds);
 	case KVP__CLIENT_MSG__BODY_POOL_RESUME:
 		c.msg = "pool_resume";
-		return kvp_check_count(&c, "fds", n_fds, 1, KVP_LIMIT_FDS);
+		return check_memories_fds(&c, msg->pool_resume->memories,
+					  msg->pool_resume->n_memories, n_fds);
 	case KVP__CLIENT_MSG__BODY_FENCE_REGISTER:
 		c.msg = "fence_register";
 		return kvp_check_count(&c, "fds", n_fds, 1, 1);

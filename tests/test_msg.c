@@ -150,8 +150,8 @@ Test(msg, limits_of_pool_entries)
 	TRY(msg, e->group, KVP_LIMIT_GROUPS - 1, OK);
 	TRY(msg, e->group, KVP_LIMIT_GROUPS, BAD);
 	cr_expect_str_eq(err, "pool_register.entries[1].group is 16, allowed 0 to 15");
-	TRY(msg, e->fd_index, 15, OK);
-	TRY(msg, e->fd_index, 16, BAD);
+	TRY(msg, e->fd_index, KVP_LIMIT_FDS - 1, OK);
+	TRY(msg, e->fd_index, KVP_LIMIT_FDS, BAD);
 	TRY(msg, e->row_bytes, 0, BAD);
 	TRY(msg, e->row_bytes, KVP_LIMIT_ROW_BYTES + 1, BAD);
 	TRY(msg, e->lo, 1, BAD);
@@ -360,6 +360,51 @@ Test(msg, small_packets_cannot_ask_for_much_memory)
 	}
 	cr_expect_eq(kvp_msg_decode_client(buf, n, &msg, err, sizeof(err)), BAD);
 	cr_expect(strstr(err, "malformed"), "%s", err);
+}
+
+Test(msg, limits_of_memories)
+{
+	KVP_CLEANUP(kvp_msg_free_clientp) Kvp__ClientMsg *msg = client(REGISTER);
+	Kvp__PoolRegister *m = msg->pool_register;
+	uint8_t bytes[80] = { 1 }, other[16] = { 2 };
+	uint64_t chunks[2] = { 2u << 20, 2u << 20 };
+	Kvp__Memory ipc = KVP__MEMORY__INIT, vmm = KVP__MEMORY__INIT, host = KVP__MEMORY__INIT;
+	Kvp__Memory *both[2] = { &ipc, &vmm };
+
+	ipc.kind = KVP__MEMORY_KIND__MEMORY_CUDA_IPC;
+	ipc.handle = (ProtobufCBinaryData){ KVP_IPC_HANDLE_BYTES, bytes };
+	ipc.bytes = 4096;
+	vmm.kind = KVP__MEMORY_KIND__MEMORY_CUDA_VMM;
+	vmm.bytes = 4u << 20;
+	vmm.chunk_bytes = chunks;
+	vmm.n_chunk_bytes = 2;
+	ipc.gpu = vmm.gpu = (ProtobufCBinaryData){ KVP_GPU_UUID_BYTES, bytes };
+	m->memories = both;
+	m->n_memories = 2;
+	m->entries[2]->fd_index = 1;
+
+	cr_expect_eq(kvp_msg_check_client(msg, err, sizeof(err)), OK, "%s", err);
+	TRY(msg, ipc.kind, 3, BAD);
+	TRY(msg, ipc.handle.len, 63, BAD);
+	cr_expect_str_eq(err, "pool_register.memories[0].handle: 63, allowed 64 to 64");
+	TRY(msg, ipc.gpu.len, 0, BAD);
+	TRY(msg, ipc.bytes, 0, BAD);
+	TRY(msg, ipc.offset, KVP_LIMIT_EXTENT + 1, BAD);
+	TRY(msg, vmm.handle.len, 64, BAD);
+	TRY(msg, vmm.n_chunk_bytes, 0, BAD);
+	TRY(msg, vmm.offset, 1, BAD);
+	TRY(msg, vmm.bytes, (4u << 20) + 1, BAD);
+	TRY(msg, chunks[1], 0, BAD);
+	TRY(msg, vmm.gpu.data, other, BAD);
+	TRY(msg, both[1], &host, BAD);
+	TRY(msg, m->entries[0]->fd_index, KVP_LIMIT_MEMORIES, BAD);
+	cr_expect_eq(kvp_msg_check_fds(msg, 2, err, sizeof(err)), OK, "%s", err);
+	cr_expect_eq(kvp_msg_check_fds(msg, 1, err, sizeof(err)), BAD);
+	m->entries[2]->fd_index = 0;
+	cr_expect_eq(kvp_msg_check_fds(msg, 2, err, sizeof(err)), BAD);
+	cr_expect_str_eq(err, "pool_register.entries: no entry uses memory 1 of 2");
+	m->n_memories = 0;
+	m->memories = NULL;
 }
 
 Test(msg, fds_are_counted_against_the_message)
