@@ -52,9 +52,10 @@ struct prefill {
 	uint32_t sender;
 	uint32_t layer_lo, layer_hi; /* of this pipeline stage */
 	bool last_stage;             /* has draft, state, and meta */
-	bool dummy;   /* all its destinations give it the role NONE; it does not know */
-	bool early;   /* sends its cached prefix before it computes */
-	bool aborted; /* either end may abort at any time */
+	bool dummy;      /* all its destinations give it the role NONE; it does not know */
+	bool early;      /* sends its cached prefix before it computes */
+	bool aborted;    /* either end may abort at any time */
+	bool state_only; /* another rank sends the same rows; its slice of the state is its own */
 	uint32_t pages[PREFILL_PAGES];
 	struct kvp_fence *fence;
 	uint64_t fence_value;
@@ -65,7 +66,7 @@ struct prefill {
 struct source {
 	const struct rig_daemon *daemon;
 	uint32_t sender, n_dests, layer_lo, layer_hi;
-	bool dummy, last_stage;
+	bool dummy, last_stage, state_only;
 };
 
 struct decode {
@@ -191,12 +192,18 @@ static void prefill_open(struct prefill *p, uint32_t open_ms)
 {
 	struct kvp_side_desc side = { .page = PAGE, .dcp_size = 1, .interleave = 1 };
 	struct kvp_open open = KVP_OPEN_INIT;
+	uint16_t mask;
 
 	open.room = p->rank.req.room;
 	open.sender = p->sender;
 	open.pool = p->rank.pool.id;
 	open.sides = &side;
 	open.n_sides = 1;
+	mask = (uint16_t)(1u << (p->rank.pool.n_entries - 1)); /* the state, no rows */
+	if (p->state_only) {
+		open.entry_mask = (const uint8_t *)&mask;
+		open.mask_bytes = sizeof(mask);
+	}
 	open.label = "request";
 	open.timers.open_ms = open_ms;
 	p->rank.polled = BOOTSTRAPPING;
@@ -273,8 +280,8 @@ static void prefill_submit(struct prefill *p, uint64_t tokens, bool fenced, bool
 		rig_put_segment(meta, sizeof(meta), &key, META_ID);
 		chunk.segments = &segment;
 		chunk.n_segments = 1;
-		chunk.meta = meta;
-		chunk.meta_bytes = sizeof(meta);
+		chunk.meta = p->state_only ? NULL : meta;
+		chunk.meta_bytes = p->state_only ? 0 : sizeof(meta);
 	}
 	p->at += tokens;
 	if (kvp_submit(p->rank.client, p->rank.room, &chunk, NULL, NULL, &seq)) {
@@ -421,9 +428,10 @@ static void decode_expect(struct decode *d, uint32_t open_ms)
 		if (d->sources[i].dummy || !d->sources[i].last_stage)
 			continue;
 		segments[expect.n_segments++] =
-			(struct kvp_segment){ d->sources[i].sender, LAYERS + 1, 4u * STATE_BYTES,
-					      STATE_BYTES };
-		expect.meta_from = (int32_t)d->sources[i].sender;
+			(struct kvp_segment){ d->sources[i].sender, LAYERS + 1,
+					      (4u + i) * STATE_BYTES, STATE_BYTES };
+		if (!d->sources[i].state_only)
+			expect.meta_from = (int32_t)d->sources[i].sender;
 	}
 	expect.prefix = d->rank.req.prefix;
 	expect.end = d->rank.req.end;
@@ -445,27 +453,39 @@ static void decode_set(const struct source *source, uint8_t set[2])
 		set[0] = (uint8_t)(set[0] | 1u << LAYERS);
 }
 
-static void decode_check(struct decode *d, const char *what)
+/* What one source has to do with the image; true if it sent the meta. */
+static bool decode_put(const struct decode *d, uint32_t i, uint8_t *image)
 {
 	struct kvp_side_desc side = decode_side(d, d->rank.req.prefix);
-	uint8_t *image = rig_pool_image(&d->rank.pool), meta[META_BYTES], set[2];
+	const struct source *source = &d->sources[i];
+	struct rig_key key = { d->rank.req.room, d->rank.req.generation * 1000 + source->sender };
+	uint8_t set[2];
+
+	if (source->dummy)
+		return false;
+	decode_set(source, set);
+	if (!source->state_only)
+		rig_put_rows_of(image, &d->rank.pool, &side, d->rank.req.prefix, d->rank.req.end,
+				&key, set);
+	if (!source->last_stage)
+		return false;
+	rig_put_segment(image + d->rank.pool.entries[LAYERS + 1].offset + (4u + i) * STATE_BYTES,
+			STATE_BYTES, &key, source->sender);
+	return !source->state_only;
+}
+
+static void decode_check(struct decode *d, const char *what)
+{
+	uint8_t *image = rig_pool_image(&d->rank.pool), meta[META_BYTES];
 	struct kvp_room_state state = rig_state(d->rank.client, d->rank.room);
-	const struct kvp_entry_desc *blob = &d->rank.pool.entries[LAYERS + 1];
 	uint32_t i;
 
 	for (i = 0; i < d->n_sources; i++) {
 		struct rig_key key = { d->rank.req.room,
 				       d->rank.req.generation * 1000 + d->sources[i].sender };
 
-		if (d->sources[i].dummy)
+		if (!decode_put(d, i, image))
 			continue;
-		decode_set(&d->sources[i], set);
-		rig_put_rows_of(image, &d->rank.pool, &side, d->rank.req.prefix, d->rank.req.end,
-				&key, set);
-		if (!d->sources[i].last_stage)
-			continue;
-		rig_put_segment(image + blob->offset + 4u * STATE_BYTES, STATE_BYTES, &key,
-				d->sources[i].sender);
 		rig_put_segment(meta, sizeof(meta), &key, META_ID);
 		RIG_REQUIRE(state.meta_bytes == sizeof(meta), "%u bytes of meta", state.meta_bytes);
 		RIG_REQUIRE(!memcmp(state.meta, meta, sizeof(meta)));
@@ -498,6 +518,7 @@ struct layout {
 	uint32_t prefill_tp, decode_tp, dcp, stages;
 	uint32_t prefill_daemons, decode_daemons;
 	bool early;
+	bool state; /* all prefill ranks have state that decode needs, one of them sends the rows */
 };
 
 /* The rank mapping of docs/engines.md 2.5 for MLA: which senders a decode rank hears, and how. */
@@ -520,6 +541,7 @@ static void layout_sources(struct decode *d, const struct layout *lay, const str
 				.layer_hi = p->layer_hi,
 				.dummy = p->dummy,
 				.last_stage = p->last_stage,
+				.state_only = p->state_only,
 			};
 		}
 }
@@ -538,7 +560,8 @@ static void layout_prefill(struct rig *rig, const struct layout *lay, const stru
 		all[i].layer_lo = LAYERS * stage / lay->stages;
 		all[i].layer_hi = LAYERS * (stage + 1) / lay->stages;
 		all[i].last_stage = stage == lay->stages - 1;
-		all[i].dummy = i / lay->stages % fan_in != 0;
+		all[i].state_only = i / lay->stages % fan_in != 0 && lay->state;
+		all[i].dummy = i / lay->stages % fan_in != 0 && !lay->state;
 		all[i].early = lay->early;
 	}
 }
@@ -602,6 +625,19 @@ static void tp8_to_tp4_dummies(struct rig *rig)
 		    &(struct request){ .room = 42, .generation = 1, .end = 777, .chunk = 256 });
 }
 
+static void tp4_to_tp2_sharded_state(struct rig *rig)
+{
+	layout_play(rig,
+		    &(struct layout){ .prefill_tp = 4,
+				      .decode_tp = 2,
+				      .dcp = 2,
+				      .stages = 1,
+				      .prefill_daemons = 1,
+				      .decode_daemons = 1,
+				      .state = true },
+		    &(struct request){ .room = 50, .generation = 1, .end = 777, .chunk = 256 });
+}
+
 static void tp2_to_tp8_shared_dcp_ranks(struct rig *rig)
 {
 	layout_play(rig,
@@ -647,7 +683,7 @@ static void one_daemon_for_both(struct rig *rig)
 	struct decode d = { .rank = { .rig = rig, .req = req }, .dcp_size = 4, .dcp_rank = 3 };
 
 	p.rank.daemon = d.rank.daemon = rig_daemon_start(rig, "n0", DAEMON);
-	d.sources[0] = (struct source){ p.rank.daemon, 0, 1, 0, LAYERS, false, true };
+	d.sources[0] = (struct source){ p.rank.daemon, 0, 1, 0, LAYERS, false, true, false };
 	d.n_sources = 1;
 	rig_rank_start(rig, "decode", decode_run, &d);
 	rig_rank_start(rig, "prefill", prefill_run, &p);
@@ -696,7 +732,7 @@ static void pair_start(struct rig *rig, struct prefill *p, struct decode *d, str
 	*d = (struct decode){ .rank = { .rig = rig, .req = req }, .dcp_size = 4, .dcp_rank = 1 };
 	p->rank.daemon = rig_daemon_start(rig, "p0", DAEMON);
 	d->rank.daemon = rig_daemon_start(rig, "d0", DAEMON);
-	d->sources[0] = (struct source){ p->rank.daemon, 0, 1, 0, LAYERS, false, true };
+	d->sources[0] = (struct source){ p->rank.daemon, 0, 1, 0, LAYERS, false, true, false };
 	d->n_sources = 1;
 }
 
@@ -986,6 +1022,7 @@ int main(int argc, char **argv)
 	static const struct rig_scenario scenarios[] = {
 		{ "tp4_to_tp4_dcp4", tp4_to_tp4_dcp4 },
 		{ "tp8_to_tp4_dummies", tp8_to_tp4_dummies },
+		{ "tp4_to_tp2_sharded_state", tp4_to_tp2_sharded_state },
 		{ "tp2_to_tp8_shared_dcp_ranks", tp2_to_tp8_shared_dcp_ranks },
 		{ "two_stages_on_two_daemons", two_stages_on_two_daemons },
 		{ "decode_on_two_daemons", decode_on_two_daemons },
