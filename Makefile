@@ -43,7 +43,8 @@ WARN := -Wall -Wextra -Wshadow -Wformat=2 -Wvla -Wundef -Wpointer-arith -Wwrite-
 	-Wstrict-prototypes -Wmissing-prototypes -Wconversion -Wno-sign-conversion $(WERROR)
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer) \
 	$(if $(FUZZ),-fsanitize=fuzzer-no-link)
-PKGS := ucx libibverbs librdmacm libuv libprotobuf-c libcjson inih libxxhash
+# UCX last: its libraries export the symbols of a copy of inih.
+PKGS := libuv libprotobuf-c libcjson inih libxxhash ucx libibverbs librdmacm
 CPPFLAGS_ALL := -D_GNU_SOURCE -DKVP_VERSION='"$(VERSION)"' $(if $(KVP_TEST),-DKVP_TEST=1) -I. -I$(BUILD) \
 	$(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 CFLAGS_ALL = -std=gnu17 -fPIC -pthread -fstack-protector-strong $(if $(SAN)$(FUZZ),,-D_FORTIFY_SOURCE=2) $(SANFLAGS) $(CFLAGS)

@@ -321,9 +321,23 @@ static void room_over(struct kvp_room *room)
 	kvp_room_timer_update(room);
 }
 
+/* What engines do every day is no warning. */
+static enum kvp_log_level failure_level(Kvp__Status status)
+{
+	switch (status) {
+	case KVP__STATUS__STATUS_ABORTED:
+	case KVP__STATUS__STATUS_DECLINED:
+	case KVP__STATUS__STATUS_LEASE:
+	case KVP__STATUS__STATUS_CLIENT_LOST:
+		return KVP_LOG_INFO;
+	default:
+		return KVP_LOG_WARNING;
+	}
+}
+
 static void room_log_failure(const struct kvp_room *room)
 {
-	kvp_log_limited(&room->rooms->log_limit, KVP_LOG_WARNING,
+	kvp_log_limited(&room->rooms->log_limit, failure_level(room->status),
 			"room 0x%llx %s %u \"%s\" of \"%s\" failed: %s: %s",
 			(unsigned long long)room->key.room, room->key.is_dest ? "dest" : "sender",
 			room->key.index, room->label, room->client,

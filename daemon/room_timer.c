@@ -355,6 +355,8 @@ void kvp_room_timer_update(struct kvp_room *room)
 void kvp_room_timer_remove(struct kvp_room *room)
 {
 	heap_remove(room->rooms, room);
+	if (room->rooms->n_heap == 0)
+		kvp_room_timer_arm(room->rooms); /* without rooms nothing wakes up */
 }
 
 /* ---- the timer ---------------------------------------------------------------------------------

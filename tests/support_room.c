@@ -9,8 +9,6 @@
 
 #include <utlist.h>
 
-#include "daemon/net_ucx.h"
-
 /* Like assert(), also for calls that must happen. */
 static void must(bool ok, const char *what)
 {
@@ -73,7 +71,7 @@ void sr_init(struct sr_node *node, uv_loop_t *loop, uint8_t id)
 	(void)snprintf(node->owner.name, sizeof(node->owner.name), "client%u", id);
 }
 
-void sr_start(struct sr_node *node, bool net)
+void sr_start(struct sr_node *node, const struct kvp_net_ops *net)
 {
 	struct kvp_lane_config lane = {
 		.name = "host",
@@ -81,7 +79,7 @@ void sr_start(struct sr_node *node, bool net)
 		.slot_bytes = node->config.host.slot_bytes,
 		.pack = true,
 		.wants_per_session = node->config.limits.max_wants,
-		.net = net ? &kvp_net_ucx : NULL,
+		.net = net,
 		.interface = "lo",
 		.loop = &node->inbox,
 	};

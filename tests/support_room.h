@@ -50,8 +50,8 @@ struct sr_node {
 
 /* Sets defaults (short heartbeats); change config before the start. */
 void sr_init(struct sr_node *node, uv_loop_t *loop, uint8_t id);
-/* `net`: with a data transport and a listening port. */
-void sr_start(struct sr_node *node, bool net);
+/* `net` (NULL: local mode only): with a data transport and a listening port. */
+void sr_start(struct sr_node *node, const struct kvp_net_ops *net);
 /* Lets go of everything and runs the loop until it is gone. Pools are freed. */
 void sr_stop(struct sr_node *node);
 /* Runs the loop once, at most a few milliseconds, and reads events. */

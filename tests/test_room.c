@@ -57,7 +57,7 @@ TestSuite(room, .init = setup, .fini = finish, .timeout = 60);
 /* One node, a plain source, a plain destination. */
 static void local_pair(void)
 {
-	sr_start(&a, false);
+	sr_start(&a, NULL);
 	sr_pool_make(&src, &a, &plain);
 	sr_pool_make(&dst, &a, &plain);
 	sr_pool_fill(&src, src_pages, 0, 0, 64);
@@ -169,7 +169,7 @@ Test(room, one_sender_two_ranks)
 {
 	struct sr_expect expect;
 
-	sr_start(&a, false);
+	sr_start(&a, NULL);
 	sr_pool_make(&src, &a, &plain);
 	sr_pool_make(&dst, &a, &half0);
 	sr_pool_make(&dst2, &a, &half1);
@@ -500,7 +500,7 @@ Test(room, different_tags_fail_both)
 	struct sr_expect expect;
 
 	other.tag = "fp8 instead";
-	sr_start(&a, false);
+	sr_start(&a, NULL);
 	sr_pool_make(&src, &a, &plain);
 	sr_pool_make(&dst, &a, &other);
 	expect = expect_one(1);
@@ -520,7 +520,7 @@ Test(room, different_widths_fail_both)
 	struct sr_expect expect;
 
 	other.row_bytes = 48;
-	sr_start(&a, false);
+	sr_start(&a, NULL);
 	sr_pool_make(&src, &a, &plain);
 	sr_pool_make(&dst, &a, &other);
 	expect = expect_one(1);
@@ -534,7 +534,7 @@ Test(room, offers_must_agree)
 {
 	struct sr_expect expect;
 
-	sr_start(&a, false);
+	sr_start(&a, NULL);
 	sr_pool_make(&src, &a, &plain);
 	sr_pool_make(&dst, &a, &half0);
 	sr_pool_make(&dst2, &a, &half1);
@@ -979,8 +979,8 @@ Test(room, views_and_history)
 
 static void two_nodes(void)
 {
-	sr_start(&a, true);
-	sr_start(&b, true);
+	sr_start(&a, &kvp_net_ucx);
+	sr_start(&b, &kvp_net_ucx);
 	sr_pool_make(&src, &a, &plain);
 	sr_pool_make(&dst, &b, &plain);
 	sr_pool_fill(&src, src_pages, 0, 0, 64);
@@ -1008,10 +1008,10 @@ Test(room, offers_are_made_again_on_a_new_session)
 	char address[64];
 
 	/* Nobody listens yet: the offer waits for the peer. */
-	sr_start(&a, true);
+	sr_start(&a, &kvp_net_ucx);
 	(void)snprintf(address, sizeof(address), "%s", self());
 	sr_stop(&a);
-	sr_start(&b, true);
+	sr_start(&b, &kvp_net_ucx);
 	sr_pool_make(&dst, &b, &plain);
 	expect = expect_one(1);
 	expect.senders[0].address = address;
@@ -1024,7 +1024,7 @@ Test(room, offers_are_made_again_on_a_new_session)
 
 		sr_init(&a, &loop, (uint8_t)(10 + i));
 		(void)snprintf(a.config.peer.listen, sizeof(a.config.peer.listen), "%s", address);
-		sr_start(&a, true);
+		sr_start(&a, &kvp_net_ucx);
 		while (stats.parked_offers == 0) {
 			sr_step(&b, &a);
 			kvp_rooms_stats(a.rooms, &stats);
