@@ -53,6 +53,7 @@ TAILQ_HEAD(kvp_txs, kvp_tx);
 TAILQ_HEAD(kvp_links, kvp_link);
 TAILQ_HEAD(kvp_shares, kvp_share);
 TAILQ_HEAD(kvp_chunks, kvp_chunk);
+STAILQ_HEAD(kvp_returns, kvp_return);
 
 /* ---- objects that others refer to ------------------------------------------------------------ */
 
@@ -132,7 +133,7 @@ struct kvp_link {
 	struct kvp_tx_pieces granted; /* to be packed, sent */
 	struct kvp_raw_cursor raw;    /* of the first of them, without packing */
 	struct kvp_tx_legs tx_legs;   /* all that send here */
-	STAILQ_HEAD(, kvp_return) returns;
+	struct kvp_returns returns;
 	TAILQ_ENTRY(kvp_link) link; /* in lane->links */
 };
 

@@ -149,7 +149,7 @@ void kvp_lane_publish(struct kvp_lane *lane)
 
 void kvp_lane_status_read(const struct kvp_lane *lane, struct kvp_lane_status *out)
 {
-	uint64_t words[KVP_LANE_STATUS_WORDS];
+	uint64_t words[KVP_LANE_STATUS_WORDS] = { 0 };
 	uint64_t before, after;
 
 	do {

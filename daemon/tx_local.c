@@ -73,11 +73,12 @@ static void leg_take(struct kvp_tx_leg *leg, struct batch *batch)
 static void batch_move(struct kvp_tx *tx, struct batch *batch)
 {
 	const struct kvp_order_chunk *chunk = batch->legs[0]->chunk->order;
+	uint32_t n_entries = KVP_MIN(tx->pool->order->n_entries, KVP_LANE_MASK_WORDS * 64);
 	struct kvp_side sides[KVP_LANE_GROUPS];
 	const struct kvp_move_source source = {
 		.src = { tx->pool->order->fd_maps, sides },
 		.mask = chunk->entry_set,
-		.n_entries = KVP_MIN(tx->pool->order->n_entries, KVP_LANE_MASK_WORDS * 64),
+		.n_entries = n_entries,
 		.start = batch->pieces[0].start,
 		.tokens = batch->pieces[0].tokens,
 	};

@@ -75,10 +75,9 @@ static void bench_end(struct bench *bench)
 /* One room, chunks of 8192 tokens: seconds from the first submit to the last complete. */
 static double run_room(struct bench *bench, bool check)
 {
-	struct lt_room *room = calloc(1, sizeof(*room));
+	struct lt_room *room = lt_alloc(1, sizeof(*room));
 	double begin, secs;
 
-	LT_REQUIRE(room);
 	room->lt = &bench->lt;
 	room->room = bench->room;
 	room->end = bench->tokens;
@@ -106,10 +105,9 @@ static double run_room(struct bench *bench, bool check)
 
 static double run_mode(uint64_t tokens, bool local, bool pack, bool check)
 {
-	struct bench *bench = calloc(1, sizeof(*bench));
+	struct bench *bench = lt_alloc(1, sizeof(*bench));
 	double secs[3];
 
-	LT_REQUIRE(bench);
 	bench_make(bench, tokens, local, pack);
 	(void)run_room(bench, check); /* pages of the pools and slots are touched, caches warm */
 	for (uint32_t i = 0; i < KVP_ARRAY_SIZE(secs); i++)

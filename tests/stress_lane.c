@@ -65,9 +65,8 @@ static void *display_main(void *arg)
 
 static void fence_add(struct orderer *orderer)
 {
-	struct kvp_order_fence *fence = calloc(1, sizeof(*fence));
+	struct kvp_order_fence *fence = lt_alloc(1, sizeof(*fence));
 
-	LT_REQUIRE(fence);
 	kvp_board_init(&orderer->fence_board, KVP_BOARD_FENCE, lt_id(&orderer->lt));
 	fence->order.type = KVP_ORDER_FENCE_ADD;
 	fence->board = &orderer->fence_board;
@@ -91,8 +90,8 @@ static void submit(struct orderer *orderer, struct lt_room *room)
 
 static void run_room(struct orderer *orderer, uint64_t id)
 {
-	struct lt_room *room = calloc(1, sizeof(*room));
-	struct lt_pool *pools = calloc(3, sizeof(*pools));
+	struct lt_room *room = lt_alloc(1, sizeof(*room));
+	struct lt_pool *pools = lt_alloc(3, sizeof(*pools));
 	struct lt_shape shape = { .page = 16,
 				  .dcp_size = 1,
 				  .interleave = 1,
@@ -102,7 +101,6 @@ static void run_room(struct orderer *orderer, uint64_t id)
 				  .seed = id };
 	uint32_t how = rnd(orderer) % 4;
 
-	LT_REQUIRE(room && pools);
 	room->lt = &orderer->lt;
 	room->room = id;
 	room->end = TOKENS;

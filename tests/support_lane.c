@@ -32,7 +32,7 @@ uint64_t lt_now(void)
 	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
-static void *alloc(size_t n, size_t bytes)
+void *lt_alloc(size_t n, size_t bytes)
 {
 	void *p = calloc(n ? n : 1, bytes);
 
@@ -42,7 +42,7 @@ static void *alloc(size_t n, size_t bytes)
 
 static void *copy_of(const void *from, size_t bytes)
 {
-	void *p = alloc(1, bytes ? bytes : 1);
+	void *p = lt_alloc(1, bytes ? bytes : 1);
 
 	if (bytes)
 		memcpy(p, from, bytes);
@@ -148,7 +148,7 @@ void lt_wait(struct lt *lt, struct kvp_board *board, uint32_t flags)
 
 void lt_order_id(struct kvp_lane *lane, enum kvp_order_type type, uint64_t id, uint32_t value)
 {
-	struct kvp_order_id *order = alloc(1, sizeof(*order));
+	struct kvp_order_id *order = lt_alloc(1, sizeof(*order));
 
 	order->order.type = type;
 	order->id = id;
@@ -248,7 +248,7 @@ static void entry_add(struct lt_pool *pool, uint32_t layer, uint8_t klass)
 
 static void pool_order(struct lt_pool *pool)
 {
-	struct kvp_order_pool *order = alloc(1, sizeof(*order));
+	struct kvp_order_pool *order = lt_alloc(1, sizeof(*order));
 
 	order->order.type = KVP_ORDER_POOL_ADD;
 	order->board = &pool->board;
@@ -284,7 +284,7 @@ void lt_pool_make(struct lt_pool *pool, struct lt *lt, struct kvp_lane *lane,
 		pool->bytes += KVP_ALIGN_UP(shape->blob_bytes, 4096u);
 	}
 	for (uint32_t g = 0; g < pool->shape.groups; g++) {
-		pool->pages[g] = alloc(shape->n_pages, sizeof(uint32_t));
+		pool->pages[g] = lt_alloc(shape->n_pages, sizeof(uint32_t));
 		shuffle(pool->pages[g], shape->n_pages, shape->seed + g * 1000);
 		pool->sides[g] = (struct kvp_side){
 			.page = shape->page,
@@ -352,7 +352,7 @@ void lt_pool_fill(struct lt_pool *pool, uint64_t room, uint64_t from, uint64_t t
 void lt_pool_check(const struct lt_pool *pool, uint64_t room, uint64_t from, uint64_t to,
 		   uint64_t window)
 {
-	uint8_t *image = alloc(1, pool->bytes);
+	uint8_t *image = lt_alloc(1, pool->bytes);
 
 	memset(image, BACKGROUND, pool->bytes);
 	for (uint32_t e = 0; e < pool->n_entries; e++) {
@@ -402,7 +402,7 @@ void lt_blob_check(const uint8_t *at, uint64_t bytes, uint64_t key)
 static void ep_order(struct kvp_board *board, struct kvp_lane *from, struct kvp_lane *to,
 		     uint64_t session)
 {
-	struct kvp_order_ep *order = alloc(1, sizeof(*order));
+	struct kvp_order_ep *order = lt_alloc(1, sizeof(*order));
 	uint32_t bytes;
 	const void *addr = kvp_lane_address(to, &bytes);
 
@@ -449,7 +449,7 @@ static uint64_t first_of(const struct lt_room *room, uint32_t group)
 struct kvp_lane_geom lt_geom(const struct lt_room *room, uint32_t sender, uint32_t dest)
 {
 	const struct lt_pool *src = room->senders[sender].pool, *dst = room->dests[dest].pool;
-	struct geom_block *block = alloc(1, sizeof(*block));
+	struct geom_block *block = lt_alloc(1, sizeof(*block));
 	struct kvp_lane_geom geom = { .block = block, .n_src = src->n_entries };
 	struct kvp_entry_list from = { block->src, src->n_entries, NULL };
 	struct kvp_entry_list to = { block->dst, dst->n_entries, NULL };
@@ -495,7 +495,7 @@ static void rx_order(struct lt_room *room, uint32_t d)
 {
 	struct lt_dest *dest = &room->dests[d];
 	const struct lt_pool *pool = dest->pool;
-	struct kvp_order_rx *order = alloc(1, sizeof(*order));
+	struct kvp_order_rx *order = lt_alloc(1, sizeof(*order));
 
 	order->order.type = KVP_ORDER_RX_ADD;
 	order->board = &dest->board;
@@ -504,7 +504,7 @@ static void rx_order(struct lt_room *room, uint32_t d)
 	order->dest = d;
 	order->n_legs = room->n_senders;
 	order->n_sides = pool->shape.groups;
-	order->pages = alloc(pool->shape.n_pages * pool->shape.groups, sizeof(uint32_t));
+	order->pages = lt_alloc(pool->shape.n_pages * pool->shape.groups, sizeof(uint32_t));
 	for (uint32_t g = 0; g < pool->shape.groups; g++) {
 		uint32_t *pages = order->pages + g * pool->shape.n_pages;
 
@@ -543,7 +543,7 @@ void lt_room_begin_rx(struct lt_room *room)
 		kvp_board_init(&room->dests[d].board, KVP_BOARD_RX, lt_id(room->lt));
 		rx_order(room, d);
 		for (uint32_t s = 0; s < room->n_senders; s++) {
-			struct kvp_order_rx_leg *leg = alloc(1, sizeof(*leg));
+			struct kvp_order_rx_leg *leg = lt_alloc(1, sizeof(*leg));
 
 			leg->order.type = KVP_ORDER_RX_LEG;
 			leg->generation = room->dests[d].board.id;
@@ -558,7 +558,7 @@ void lt_room_begin_rx(struct lt_room *room)
 void lt_room_begin_tx(struct lt_room *room, uint32_t s)
 {
 	struct lt_sender *sender = &room->senders[s];
-	struct kvp_order_tx *order = alloc(1, sizeof(*order));
+	struct kvp_order_tx *order = lt_alloc(1, sizeof(*order));
 
 	kvp_board_init(&sender->board, KVP_BOARD_TX, lt_id(room->lt));
 	sender->seq = 0;
@@ -576,7 +576,7 @@ void lt_room_start_tx(struct lt_room *room, uint32_t s)
 	struct lt_sender *sender = &room->senders[s];
 
 	for (uint32_t d = 0; d < room->n_dests; d++) {
-		struct kvp_order_tx_leg *leg = alloc(1, sizeof(*leg));
+		struct kvp_order_tx_leg *leg = lt_alloc(1, sizeof(*leg));
 
 		leg->order.type = KVP_ORDER_TX_LEG;
 		leg->tx = sender->board.id;
@@ -603,7 +603,7 @@ uint32_t lt_submit(struct lt_room *room, uint32_t s, const struct lt_chunk *chun
 {
 	struct lt_sender *sender = &room->senders[s];
 	const struct lt_pool *pool = sender->pool;
-	struct kvp_order_chunk *order = alloc(1, sizeof(*order));
+	struct kvp_order_chunk *order = lt_alloc(1, sizeof(*order));
 
 	order->order.type = KVP_ORDER_TX_CHUNK;
 	order->tx = sender->board.id;
@@ -615,7 +615,7 @@ uint32_t lt_submit(struct lt_room *room, uint32_t s, const struct lt_chunk *chun
 		memcpy(order->entry_set, chunk->entry_set, sizeof(order->entry_set));
 	else
 		memset(order->entry_set, 0xff, sizeof(order->entry_set));
-	order->pages = alloc(pool->shape.n_pages * pool->shape.groups, sizeof(uint32_t));
+	order->pages = lt_alloc(pool->shape.n_pages * pool->shape.groups, sizeof(uint32_t));
 	for (uint32_t g = 0; g < pool->shape.groups; g++) {
 		order->sides[g].n_pages = pool->shape.n_pages;
 		order->sides[g].pages = order->pages + g * pool->shape.n_pages;
@@ -642,10 +642,10 @@ void lt_submit_all(struct lt_room *room, uint32_t s, uint64_t chunk_tokens)
 	struct lt_sender *sender = &room->senders[s];
 
 	do {
-		struct lt_chunk chunk = {
-			.tokens = KVP_MIN(room->end - sender->next, chunk_tokens),
-		};
+		struct lt_chunk chunk = { .tokens = room->end - sender->next };
 
+		if (chunk.tokens > chunk_tokens)
+			chunk.tokens = chunk_tokens;
 		chunk.last = sender->next + chunk.tokens == room->end;
 		(void)lt_submit(room, s, &chunk);
 	} while (sender->next < room->end);

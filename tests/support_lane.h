@@ -55,6 +55,8 @@ void lt_hold(struct kvp_lane *lane, enum kvp_hold point, bool on);
 void lt_wait_held(struct lt *lt, struct kvp_lane *lane, enum kvp_hold point, uint32_t at_least);
 struct kvp_lane_status lt_status(struct kvp_lane *lane);
 uint64_t lt_now(void);
+/* Zeroed memory, never NULL. */
+void *lt_alloc(size_t n, size_t bytes);
 
 /* ---- pools ----------------------------------------------------------------------------------- */
 
