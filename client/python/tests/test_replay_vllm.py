@@ -265,15 +265,15 @@ def test_case(rig, name):
 
 @pytest.fixture
 def short_lease(monkeypatch):
-    monkeypatch.setattr(vllm_connector, "LEASE_MS", 400)
+    monkeypatch.setattr(vllm_connector, "LEASE_MS", 1000)
 
 
 class QueuedDecode(Decode):
     def run(self) -> None:
         self.start()
-        for _ in range(8):  # longer than two leases
+        for _ in range(6):  # longer than two leases
             self.s.renew()
-            time.sleep(0.12)
+            time.sleep(0.35)
         self.load()
         self.received()
         self.check()

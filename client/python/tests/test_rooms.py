@@ -142,10 +142,10 @@ def test_a_wait_of_its_own_time(nodes):
 def test_lease_renew_decline(nodes):
     with Pair(nodes) as pair:
         key, address = bytes(range(16)), pair.prefill.client.node_address
-        send = pair.open(key=key, timers=kvpack.Timers(lease_ms=300))
+        send = pair.open(key=key, timers=kvpack.Timers(lease_ms=1000))
         for _ in range(4):
-            pair.decode.client.renew(address, pair.room, key=key, lease_ms=300)
-            time.sleep(0.12)
+            pair.decode.client.renew(address, pair.room, key=key, lease_ms=1000)
+            time.sleep(0.35)
         assert not send.state.failed
         pair.decode.client.decline(address, pair.room, key=key, reason="no blocks")
         with pytest.raises(kvpack.DeclinedError, match="no blocks"):
