@@ -34,6 +34,7 @@ from rowformat import FORMATS  # noqa: E402
 FAULTS = ["swap", "shift", "draft", "state"]
 TOLERANCE = 1e-5  # of log-probabilities
 CONFIG = "[host]\nslots = 8\nslot_bytes = 64k\n"
+UNPACKED = CONFIG + "[lane]\npack = off\n"
 
 
 class Verdict(NamedTuple):
@@ -197,6 +198,20 @@ def check_faults(report: Report, nodes: List[Daemon]) -> None:
         report.add(name, len(requests), Verdict(verdict.worst, missed))
 
 
+def check_ways(report: Report, rig: Rig, nodes: List[Daemon]) -> None:
+    """Other ways that rows take: within a daemon, one by one, and in more than one piece."""
+    unpacked = [rig.daemon("unpacked", UNPACKED), nodes[1]]
+    usual = Shape(FORMATS["fp8"], 4, 1, 2)
+    for name, shape, ways in (
+        ("one daemon", usual, [nodes[0], nodes[0]]),
+        ("unpacked", usual, unpacked),
+        ("chunks of two slots", Shape(FORMATS["float32"], 1, chunk=240), nodes),
+    ):
+        requests = requests_of(shape)
+        verdict = run_shape(shape, ways, requests)
+        report.add(f"{name}: {shape}", len(requests), verdict)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
@@ -206,6 +221,8 @@ def main() -> int:
     with Rig() as rig:
         nodes = [rig.daemon("prefill", CONFIG), rig.daemon("decode", CONFIG)]
         quick = options.quick or bool(options.fault)
+        if not quick:
+            check_ways(report, rig, nodes)
         for shape in shapes(quick, options.fault):
             requests = requests_of(shape, 4 if quick else None)
             verdict = run_shape(shape, nodes, requests, Fault(options.fault))
