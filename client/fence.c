@@ -2,10 +2,13 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include "client/device.h"
 #include "client/lib.h"
 
 static void fence_free(struct kvp_fence *fence)
 {
+	if (fence->device)
+		kvpl_device_unmap_host(fence->words);
 	if (fence->words)
 		(void)munmap(fence->words, fence->n_words * sizeof(uint64_t)); /* our mapping */
 	kvp_closep(&fence->fd);
@@ -121,4 +124,41 @@ void kvpl_fences_fini(struct kvp_client *client)
 		client->fences = fence->next;
 		fence_free(fence);
 	}
+}
+
+/* ---- written by a device ------------------------------------------------------------------- */
+
+int kvp_fence_map_device(struct kvp_fence *fence)
+{
+	char err[KVPL_DEVICE_ERR] = "";
+	uint64_t addr = 0;
+	int r;
+
+	if (!fence)
+		return -EINVAL;
+	if (fence->device)
+		return 0;
+	r = kvpl_device_map_host(fence->words, fence->n_words * sizeof(uint64_t), &addr, err);
+	if (r)
+		return kvpl_fail(fence->client, r,
+				 r == -ENOSYS ? KVP_STATUS_UNSUPPORTED : KVP_STATUS_INVALID,
+				 "fence: %s", err);
+	fence->device = addr;
+	return 0;
+}
+
+uint64_t kvp_fence_device_words(const struct kvp_fence *fence)
+{
+	return fence ? fence->device : 0;
+}
+
+int kvp_fence_stream_signal(struct kvp_fence *fence, uint32_t word, uint64_t value, void *stream)
+{
+	char err[KVPL_DEVICE_ERR] = "";
+	int r;
+
+	if (!fence || word >= fence->n_words || !fence->device)
+		return -EINVAL;
+	r = kvpl_device_stream_write(stream, fence->device + word * sizeof(uint64_t), value, err);
+	return r ? kvpl_fail(fence->client, r, KVP_STATUS_INVALID, "fence: %s", err) : 0;
 }

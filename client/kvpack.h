@@ -168,7 +168,7 @@ struct kvp_entry_desc {
 	uint32_t layer;
 	uint32_t klass;         /* enum kvp_class */
 	uint32_t group;         /* entries of one group share a page list; 0 .. 15 */
-	uint32_t mem;           /* index into kvp_pool_desc.fds */
+	uint32_t mem;           /* index into kvp_pool_desc.mems, or .fds without mems */
 	uint64_t offset;        /* bytes */
 	uint64_t bytes;         /* extent from offset */
 	uint64_t page_stride;   /* bytes */
@@ -180,19 +180,39 @@ struct kvp_entry_desc {
 	uint32_t n_pages;
 };
 
+enum kvp_mem_kind {
+	KVP_MEM_FD = 0,    /* host memory: a memfd made with MFD_ALLOW_SEALING */
+	KVP_MEM_DEVICE = 1 /* memory of a CUDA device, made by this process */
+};
+
+/**
+ * Memory that entries lie in. Device memory is exported by the library: by a legacy IPC handle, or,
+ * where it was made by the driver's virtual memory calls (torch's expandable segments), by the fds
+ * of its physical chunks, which must have been created shareable. All memories of a pool are of the
+ * host, or of one GPU. A pool on a GPU must stay allocated until it is unregistered or paused.
+ */
+struct kvp_mem {
+	uint32_t kind;  /* enum kvp_mem_kind */
+	int32_t fd;     /* KVP_MEM_FD; duplicated */
+	uint64_t addr;  /* KVP_MEM_DEVICE: first byte, such as a tensor's data pointer */
+	uint64_t bytes; /* KVP_MEM_DEVICE: from there on */
+};
+
 struct kvp_pool_desc {
 	size_t size;
 	const struct kvp_entry_desc *entries; /* [n_entries] */
 	uint32_t n_entries;                   /* 1 .. 512 */
-	const int *fds;         /* [n_fds] memfds made with MFD_ALLOW_SEALING; duplicated */
-	uint32_t n_fds;         /* 1 .. 16 */
-	const void *layout_tag; /* [tag_bytes] opaque; must be equal at both ends */
-	uint32_t tag_bytes;     /* 0 .. KVP_MAX_TAG */
-	const char *label;      /* for displays; NULL: none */
+	const int *fds;             /* [n_fds] memfds made with MFD_ALLOW_SEALING; duplicated */
+	uint32_t n_fds;             /* 1 .. 16 */
+	const void *layout_tag;     /* [tag_bytes] opaque; must be equal at both ends */
+	uint32_t tag_bytes;         /* 0 .. KVP_MAX_TAG */
+	const char *label;          /* for displays; NULL: none */
+	const struct kvp_mem *mems; /* [n_mems] instead of fds; NULL: fds */
+	uint32_t n_mems;            /* 0 .. 64 */
 };
-#define KVP_POOL_DESC_INIT                                                    \
-	{                                                                     \
-		sizeof(struct kvp_pool_desc), NULL, 0, NULL, 0, NULL, 0, NULL \
+#define KVP_POOL_DESC_INIT                                                             \
+	{                                                                              \
+		sizeof(struct kvp_pool_desc), NULL, 0, NULL, 0, NULL, 0, NULL, NULL, 0 \
 	}
 
 /** Host memory that a pool can live in: a sealable memfd of @bytes, mapped at *@addr. The fd and
@@ -205,6 +225,9 @@ int kvp_pool_register(struct kvp_client *client, const struct kvp_pool_desc *des
 int kvp_pool_pause(struct kvp_client *client, uint32_t pool, kvp_done_fn *done, void *arg);
 /** The same geometry with new memory. */
 int kvp_pool_resume(struct kvp_client *client, uint32_t pool, const int *fds, uint32_t n_fds);
+/** The same for pools registered with mems: as many as then, of the same kinds. */
+int kvp_pool_resume_mems(struct kvp_client *client, uint32_t pool, const struct kvp_mem *mems,
+			 uint32_t n_mems);
 /** As pause, and forgets the pool when the daemon says ok. Afterwards the memory is the caller's
  * alone. */
 int kvp_pool_unregister(struct kvp_client *client, uint32_t pool, kvp_done_fn *done, void *arg);
@@ -222,6 +245,14 @@ void kvp_fence_destroy(struct kvp_fence *fence);
 void kvp_fence_signal(struct kvp_fence *fence, uint32_t word, uint64_t value);
 /** The words themselves, for a producer that writes them by other means (8-byte aligned). */
 uint64_t *kvp_fence_words(struct kvp_fence *fence);
+/** Lets the device of the calling thread's CUDA context write the fence; once, before the next
+ * call. */
+int kvp_fence_map_device(struct kvp_fence *fence);
+/** Queues a signal on a CUDA stream (a CUstream or cudaStream_t): what the stream was given before
+ * is done when the daemon sees it. -EINVAL when the fence is not mapped. */
+int kvp_fence_stream_signal(struct kvp_fence *fence, uint32_t word, uint64_t value, void *stream);
+/** The device's address of word 0, for engines that write it in their own way; 0: not mapped. */
+uint64_t kvp_fence_device_words(const struct kvp_fence *fence);
 
 /* ---- rooms --------------------------------------------------------------------------------- */
 

@@ -135,6 +135,7 @@ struct kvpl_pool {
 	uint32_t id;
 	enum kvpl_pool_state state;
 	bool is_known;              /* to the daemon of this connection */
+	bool has_mems;              /* registered by mems, not by fds */
 	struct kvpl_packets packet; /* the registration, without fds */
 	int fds[KVP_LIMIT_FDS];     /* owned duplicates; none while paused */
 	size_t n_fds;
@@ -146,6 +147,7 @@ struct kvp_fence {
 	uint32_t id;
 	uint32_t n_words;
 	uint64_t *words; /* mapping, owned */
+	uint64_t device; /* the device's address of words; 0: not mapped there */
 	int fd;          /* owned */
 };
 

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include "client/lib.h"
+#include "client/mems.h"
 
 static void pool_close_fds(struct kvpl_pool *pool)
 {
@@ -98,7 +99,7 @@ static void entry_fill(Kvp__Entry *entry, const struct kvp_entry_desc *desc)
 
 /* The message with its entries; packed into pool->packet. */
 static int pool_describe(struct kvp_client *client, struct kvpl_pool *pool,
-			 const struct kvp_pool_desc *desc)
+			 const struct kvp_pool_desc *desc, struct kvpl_mems *mems)
 {
 	KVP_CLEANUP(kvp_freep) Kvp__Entry *entries = calloc(desc->n_entries, sizeof(*entries));
 	KVP_CLEANUP(kvp_freep) Kvp__Entry **list = calloc(desc->n_entries, sizeof(Kvp__Entry *));
@@ -119,9 +120,12 @@ static int pool_describe(struct kvp_client *client, struct kvpl_pool *pool,
 	body.n_entries = desc->n_entries;
 	if (desc->label)
 		body.label = (char *)desc->label;
+	body.memories = mems->list;
+	body.n_memories = mems->n;
 	msg.body_case = KVP__CLIENT_MSG__BODY_POOL_REGISTER;
 	msg.pool_register = &body;
-	r = kvp_msg_check_fds(&msg, desc->n_fds, client->last_error, sizeof(client->last_error));
+	r = kvp_msg_check_fds(&msg, mems->n ? mems->n_fds : desc->n_fds, client->last_error,
+			      sizeof(client->last_error));
 	if (r) {
 		client->last_status = (enum kvp_status)r;
 		return -EINVAL;
@@ -129,9 +133,22 @@ static int pool_describe(struct kvp_client *client, struct kvpl_pool *pool,
 	return kvpl_packet_make(client, &msg, NULL, 0, &pool->packet);
 }
 
+/* Describes and exports what a pool lies in. */
+static int pool_mems(struct kvp_client *client, struct kvpl_mems *out, const struct kvp_mem *mems,
+		     uint32_t n)
+{
+	char err[KVPL_DEVICE_ERR] = "out of memory";
+	int r = kvpl_mems_init(out, mems, n, err);
+
+	return r ? kvpl_fail(client, r, r == -ENOSYS ? KVP_STATUS_UNSUPPORTED : KVP_STATUS_INVALID,
+			     "%s", err)
+		 : 0;
+}
+
 static int pool_create(struct kvp_client *client, const struct kvp_pool_desc *desc,
 		       struct kvpl_pool **out)
 {
+	struct kvpl_mems mems = { 0 };
 	struct kvpl_pool *pool;
 	int r;
 
@@ -139,17 +156,27 @@ static int pool_create(struct kvp_client *client, const struct kvp_pool_desc *de
 		return kvpl_fail(client, -EINVAL, KVP_STATUS_INVALID,
 				 "pool.n_entries is %u, allowed 1 to %u", desc->n_entries,
 				 KVP_LIMIT_ENTRIES);
-	if (desc->n_fds < 1 || desc->n_fds > KVP_LIMIT_FDS || !desc->fds)
+	if (!desc->mems && (desc->n_fds < 1 || desc->n_fds > KVP_LIMIT_FDS || !desc->fds))
 		return kvpl_fail(client, -EINVAL, KVP_STATUS_INVALID,
 				 "pool.n_fds is %u, allowed 1 to %u", desc->n_fds, KVP_LIMIT_FDS);
+	if (desc->mems) {
+		r = pool_mems(client, &mems, desc->mems, desc->n_mems);
+		if (r)
+			return r;
+	}
 	pool = calloc(1, sizeof(*pool));
-	if (!pool)
+	if (!pool) {
+		kvpl_mems_fini(&mems);
 		return -ENOMEM;
+	}
 	pool->id = client->next_pool++;
+	pool->has_mems = desc->mems;
 	kvpl_packets_init(&pool->packet);
-	r = pool_describe(client, pool, desc);
+	r = pool_describe(client, pool, desc, &mems);
 	if (r == 0)
-		r = pool_set_fds(client, pool, desc->fds, desc->n_fds);
+		r = desc->mems ? pool_set_fds(client, pool, mems.fds, mems.n_fds)
+			       : pool_set_fds(client, pool, desc->fds, desc->n_fds);
+	kvpl_mems_fini(&mems);
 	if (r < 0) {
 		pool_free(pool);
 		return r;
@@ -158,25 +185,22 @@ static int pool_create(struct kvp_client *client, const struct kvp_pool_desc *de
 	return 0;
 }
 
-/* pause, resume or unregister as a packet. */
+/* pause or unregister as a packet. */
 static int pool_id_packet(struct kvp_client *client, Kvp__ClientMsg__BodyCase kind, uint32_t id,
-			  const int *fds, size_t n_fds, struct kvpl_packets *packets)
+			  struct kvpl_packets *packets)
 {
 	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
 	Kvp__PoolPause pause = KVP__POOL_PAUSE__INIT;
-	Kvp__PoolResume resume = KVP__POOL_RESUME__INIT;
 	Kvp__PoolUnregister unregister = KVP__POOL_UNREGISTER__INIT;
 
-	pause.pool = resume.pool = unregister.pool = id;
+	pause.pool = unregister.pool = id;
 	msg.body_case = kind;
 	if (kind == KVP__CLIENT_MSG__BODY_POOL_PAUSE)
 		msg.pool_pause = &pause;
-	else if (kind == KVP__CLIENT_MSG__BODY_POOL_RESUME)
-		msg.pool_resume = &resume;
 	else
 		msg.pool_unregister = &unregister;
 	kvpl_packets_init(packets);
-	return kvpl_packet_make(client, &msg, fds, n_fds, packets);
+	return kvpl_packet_make(client, &msg, NULL, 0, packets);
 }
 
 /* An answer that was only late must not leave it registered. */
@@ -185,8 +209,8 @@ static void pool_take_back(struct kvp_client *client, uint32_t id)
 	struct kvpl_reply_to to = { .kind = KVPL_PLAIN };
 	struct kvpl_packets packets;
 
-	if (client->conn == KVPL_UP && pool_id_packet(client, KVP__CLIENT_MSG__BODY_POOL_UNREGISTER,
-						      id, NULL, 0, &packets) == 0)
+	if (client->conn == KVPL_UP &&
+	    pool_id_packet(client, KVP__CLIENT_MSG__BODY_POOL_UNREGISTER, id, &packets) == 0)
 		(void)kvpl_request_send(client, &packets, &to,
 					NULL); /* else the session's end does it */
 }
@@ -241,7 +265,7 @@ static int pool_stop(struct kvp_client *client, uint32_t id, enum kvpl_kind kind
 		return r;
 	if (!pool_find(client, id))
 		return kvpl_fail(client, -ENOENT, KVP_STATUS_NOT_FOUND, "pool %u is unknown", id);
-	r = pool_id_packet(client, body, id, NULL, 0, &packets);
+	r = pool_id_packet(client, body, id, &packets);
 	return r < 0 ? r : kvpl_request_start(client, &packets, &to);
 }
 
@@ -255,34 +279,119 @@ int kvp_pool_unregister(struct kvp_client *client, uint32_t pool, kvp_done_fn *d
 	return pool_stop(client, pool, KVPL_POOL_UNREGISTER, done, arg);
 }
 
-int kvp_pool_resume(struct kvp_client *client, uint32_t id, const int *fds, uint32_t n_fds)
+/* The registration again, with the memories of now: a daemon that comes later is given these. */
+static int pool_repack(struct kvp_client *client, struct kvpl_pool *pool, struct kvpl_mems *mems)
 {
-	struct kvpl_reply_to to = { .kind = KVPL_POOL_RESUME, .object = id };
-	struct kvpl_packets packets;
-	struct kvpl_pool *pool;
-	int r = kvpl_check_process(client);
+	const struct kvpl_packet *old = pool->packet.head;
+	Kvp__ClientMsg *msg = kvp__client_msg__unpack(NULL, old->len, old->tail);
+	struct kvpl_packets packet;
+	Kvp__Memory **list;
+	size_t n;
+	int r;
 
-	if (r == 0)
-		r = kvpl_conn_wait_up(client, kvpl_now_ms() + client->timeout_ms);
+	if (!msg)
+		return -ENOMEM;
+	list = msg->pool_register->memories;
+	n = msg->pool_register->n_memories;
+	msg->pool_register->memories = mems->list;
+	msg->pool_register->n_memories = mems->n;
+	kvpl_packets_init(&packet);
+	r = kvpl_packet_make(client, msg, NULL, 0, &packet);
+	msg->pool_register->memories = list;
+	msg->pool_register->n_memories = n;
+	kvp__client_msg__free_unpacked(msg, NULL);
 	if (r < 0)
 		return r;
-	pool = pool_find(client, id);
-	if (!pool)
-		return kvpl_fail(client, -ENOENT, KVP_STATUS_NOT_FOUND, "pool %u is unknown", id);
-	if (pool->state != KVPL_POOL_PAUSED)
-		return kvpl_fail(client, -EINVAL, KVP_STATUS_INVALID, "pool %u is not paused", id);
-	if (n_fds < 1 || n_fds > KVP_LIMIT_FDS || !fds)
-		return kvpl_fail(client, -EINVAL, KVP_STATUS_INVALID,
-				 "n_fds is %u, allowed 1 to %u", n_fds, KVP_LIMIT_FDS);
-	r = pool_set_fds(client, pool, fds, n_fds);
+	kvpl_packets_fini(&pool->packet);
+	kvpl_packets_init(&pool->packet);
+	kvpl_packets_add(&pool->packet, packet.head);
+	return 0;
+}
+
+static int resume_packet(struct kvp_client *client, uint32_t id, const int *fds, size_t n_fds,
+			 struct kvpl_mems *mems, struct kvpl_packets *packets)
+{
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__PoolResume resume = KVP__POOL_RESUME__INIT;
+
+	resume.pool = id;
+	resume.memories = mems->list;
+	resume.n_memories = mems->n;
+	msg.body_case = KVP__CLIENT_MSG__BODY_POOL_RESUME;
+	msg.pool_resume = &resume;
+	kvpl_packets_init(packets);
+	return kvpl_packet_make(client, &msg, fds, n_fds, packets);
+}
+
+/* `mems` is empty for a pool of fds. */
+static int pool_resume(struct kvp_client *client, struct kvpl_pool *pool, const int *fds,
+		       size_t n_fds, struct kvpl_mems *mems)
+{
+	struct kvpl_reply_to to = { .kind = KVPL_POOL_RESUME, .object = pool->id };
+	struct kvpl_packets packets;
+	int r = pool_set_fds(client, pool, fds, n_fds);
+
+	if (r == 0 && mems->n)
+		r = pool_repack(client, pool, mems);
 	if (r < 0)
 		return r;
 	if (pool->is_known)
-		r = pool_id_packet(client, KVP__CLIENT_MSG__BODY_POOL_RESUME, id, fds, n_fds,
-				   &packets);
+		r = resume_packet(client, pool->id, fds, n_fds, mems, &packets);
 	else /* a daemon that came after the pause knows nothing of it */
 		r = pool_packet(pool, &packets);
 	return r < 0 ? r : kvpl_request_start(client, &packets, &to);
+}
+
+/* A paused pool, with a connection; else NULL and *r. */
+static struct kvpl_pool *pool_paused(struct kvp_client *client, uint32_t id, int *r)
+{
+	struct kvpl_pool *pool;
+
+	*r = kvpl_check_process(client);
+	if (*r == 0)
+		*r = kvpl_conn_wait_up(client, kvpl_now_ms() + client->timeout_ms);
+	if (*r < 0)
+		return NULL;
+	pool = pool_find(client, id);
+	if (!pool)
+		*r = kvpl_fail(client, -ENOENT, KVP_STATUS_NOT_FOUND, "pool %u is unknown", id);
+	else if (pool->state != KVPL_POOL_PAUSED)
+		*r = kvpl_fail(client, -EINVAL, KVP_STATUS_INVALID, "pool %u is not paused", id);
+	return *r < 0 ? NULL : pool;
+}
+
+int kvp_pool_resume(struct kvp_client *client, uint32_t id, const int *fds, uint32_t n_fds)
+{
+	struct kvpl_mems mems = { 0 };
+	int r;
+	struct kvpl_pool *pool = pool_paused(client, id, &r);
+
+	if (!pool)
+		return r;
+	if (n_fds < 1 || n_fds > KVP_LIMIT_FDS || !fds)
+		return kvpl_fail(client, -EINVAL, KVP_STATUS_INVALID,
+				 "n_fds is %u, allowed 1 to %u", n_fds, KVP_LIMIT_FDS);
+	return pool_resume(client, pool, fds, n_fds, &mems);
+}
+
+int kvp_pool_resume_mems(struct kvp_client *client, uint32_t id, const struct kvp_mem *list,
+			 uint32_t n_mems)
+{
+	struct kvpl_mems mems;
+	int r;
+	struct kvpl_pool *pool = pool_paused(client, id, &r);
+
+	if (!pool)
+		return r;
+	if (!pool->has_mems || !list)
+		return kvpl_fail(client, -EINVAL, KVP_STATUS_INVALID,
+				 "pool %u was registered without mems", id);
+	r = pool_mems(client, &mems, list, n_mems);
+	if (r < 0)
+		return r;
+	r = pool_resume(client, pool, mems.fds, mems.n_fds, &mems);
+	kvpl_mems_fini(&mems);
+	return r;
 }
 
 void kvpl_pool_answered(struct kvp_client *client, const struct kvpl_request *req,
@@ -322,7 +431,8 @@ void kvpl_pools_repeat(struct kvp_client *client)
 		struct kvpl_reply_to to = { .kind = KVPL_POOL_REGISTER, .object = pool->id };
 		struct kvpl_packets packets;
 
-		if (pool->is_known || pool->state != KVPL_POOL_MAPPED || pool->n_fds == 0)
+		if (pool->is_known || pool->state != KVPL_POOL_MAPPED ||
+		    (pool->n_fds == 0 && !pool->has_mems))
 			continue;
 		if (pool_packet(pool, &packets) == 0)
 			(void)kvpl_request_send(client, &packets, &to, NULL);
