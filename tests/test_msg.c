@@ -386,7 +386,7 @@ Test(msg, limits_of_memories)
 	cr_expect_eq(kvp_msg_check_client(msg, err, sizeof(err)), OK, "%s", err);
 	TRY(msg, ipc.kind, 3, BAD);
 	TRY(msg, ipc.handle.len, 63, BAD);
-	cr_expect_str_eq(err, "pool_register.memories[0].handle: 63, allowed 64 to 64");
+	cr_expect_str_eq(err, "pool_register.memories[0].handle: has 63, allowed 64 to 64");
 	TRY(msg, ipc.gpu.len, 0, BAD);
 	TRY(msg, ipc.bytes, 0, BAD);
 	TRY(msg, ipc.offset, KVP_LIMIT_EXTENT + 1, BAD);
