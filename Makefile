@@ -104,7 +104,7 @@ $(BUILD)/%.o: %.c Makefile | $(PBH)
 	$(call say,CC)
 	@mkdir -p $(@D)
 	$(compile) $(WARN)
-$(BUILD)/proto/%.pb-c.o: $(BUILD)/proto/%.pb-c.c
+$(BUILD)/proto/%.pb-c.o: $(BUILD)/proto/%.pb-c.c | $(PBH)
 	$(call say,CC)
 	$(compile) -w
 
