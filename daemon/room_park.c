@@ -132,18 +132,30 @@ void kvp_park_offer(struct kvp_rooms *rooms, struct kvp_peer *peer, const Kvp__P
 	rooms->n_parked_max = KVP_MAX(rooms->n_parked_max, rooms->n_parked);
 }
 
+/* An offer that the sender cannot serve any more, since it has failed over one before. */
+static void refuse_parked(const struct kvp_room *room, struct kvp_room_parked *parked)
+{
+	if (kvp_room_key_fits(room, &parked->msg->offer->key))
+		kvp_room_abort_leg(parked->peer, parked->msg->offer->leg, room->status,
+				   room->reason, room->retry);
+	else
+		kvp_room_abort_leg(parked->peer, parked->msg->offer->leg,
+				   KVP__STATUS__STATUS_DENIED, "refused", false);
+}
+
 void kvp_park_take(struct kvp_room *room)
 {
 	struct kvp_rooms *rooms = room->rooms;
 	struct kvp_room_parking *parking = parking_find(rooms, &room->key);
 
-	while (parking && !kvp_room_terminal(room)) {
+	while (parking) {
 		struct kvp_room_parked *parked = parking->first;
 
 		parked_unlink(rooms, parked);
-		kvp_send_offer(room, parked->peer, parked->msg);
-		if (parked->ended)
-			kvp_send_ended_early(room, parked->msg->offer->leg->dest);
+		if (kvp_room_terminal(room))
+			refuse_parked(room, parked);
+		else
+			kvp_send_offer(room, parked->peer, parked->msg);
 		parked_free(parked);
 		parking = parking_find(rooms, &room->key); /* may be gone */
 	}

@@ -400,6 +400,7 @@ void kvp_send_offer(struct kvp_room *room, struct kvp_peer *peer, const Kvp__Pee
 {
 	const Kvp__Offer *offer = msg->offer;
 	char err[KVP_ROOM_ERR] = "";
+	struct kvp_sleg *leg;
 	Kvp__Status status;
 
 	if (!kvp_room_key_fits(room, &offer->key)) {
@@ -410,7 +411,15 @@ void kvp_send_offer(struct kvp_room *room, struct kvp_peer *peer, const Kvp__Pee
 		kvp_room_abort_leg(peer, offer->leg, KVP__STATUS__STATUS_DENIED, "refused", false);
 		return;
 	}
-	if (leg_of_dest(room, offer->leg->dest)) {
+	leg = leg_of_dest(room, offer->leg->dest);
+	if (leg && leg->state == KVP_SLEG_ACCEPTED && leg->peer != peer &&
+	    leg->generation == offer->leg->generation) {
+		/* Offered again on a new session: the old one is over, only we have not heard it.
+		 */
+		kvp_sleg_free(leg);
+		leg = NULL;
+	}
+	if (leg) {
 		(void)snprintf(err, sizeof(err), "sender %u has a live leg to destination %u",
 			       room->key.index, offer->leg->dest);
 		kvp_room_abort_leg(peer, offer->leg, KVP__STATUS__STATUS_EXISTS, err, false);

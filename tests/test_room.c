@@ -1083,6 +1083,128 @@ Test(room, aborted_in_motion_between_nodes)
 	}
 }
 
+/* ---- offers made by hand -----------------------------------------------------------------------
+ */
+
+static unsigned n_answers;
+
+static void on_answer(void *arg, struct kvp_peer *peer, const Kvp__PeerMsg *msg)
+{
+	(void)arg;
+	(void)peer;
+	n_answers += msg->body_case == KVP__PEER_MSG__BODY_ACCEPT;
+}
+
+static void ignore_up(void *arg, struct kvp_peer *peer)
+{
+	(void)arg;
+	(void)peer;
+}
+
+static void ignore_down(void *arg, struct kvp_peer *peer, Kvp__Status status, const char *why)
+{
+	(void)arg;
+	(void)peer;
+	(void)status;
+	(void)why;
+}
+
+/* A destination that is not there: its daemon's messages are the test's. */
+static struct kvp_peer *by_hand(struct sr_node *node)
+{
+	static const struct kvp_peer_events events = { ignore_up, ignore_down, on_answer };
+	struct kvp_peer *peer;
+
+	kvp_peers_set_events(node->peers, &events, NULL);
+	peer = kvp_peer_get(node->peers, self(), node->err, sizeof(node->err));
+	cr_assert_not_null(peer, "%s", node->err);
+	SR_UNTIL(&a, node, kvp_peer_is_up(peer));
+	return peer;
+}
+
+static void say(struct kvp_peer *peer, uint64_t generation, bool go_on)
+{
+	Kvp__Leg leg = KVP__LEG__INIT;
+	Kvp__Offer offer = KVP__OFFER__INIT;
+	Kvp__Go go = KVP__GO__INIT;
+	Kvp__PeerMsg msg = KVP__PEER_MSG__INIT;
+
+	leg.room = 7;
+	leg.generation = generation;
+	offer.leg = go.leg = &leg;
+	offer.n_dests = 1;
+	offer.role = KVP__SENDER_ROLE__ROLE_NONE;
+	msg.body_case = go_on ? KVP__PEER_MSG__BODY_GO : KVP__PEER_MSG__BODY_OFFER;
+	if (go_on)
+		msg.go = &go;
+	else
+		msg.offer = &offer;
+	cr_assert_eq(kvp_peer_send(peer, &msg), 0);
+}
+
+Test(room, an_offer_made_again_replaces_the_one_of_a_dead_session)
+{
+	struct kvp_rooms_stats stats;
+	struct kvp_peer *before, *after;
+	struct sr_node c;
+
+	sr_start(&a, &kvp_net_ucx);
+	sr_pool_make(&src, &a, &plain);
+	sr_start(&b, NULL);
+	sr_init(&c, &loop, 2); /* the same process as b, as a sees it */
+	sr_start(&c, NULL);
+	before = by_hand(&b);
+	after = by_hand(&c);
+	n_answers = 0;
+	open_ok(2, 7, 0);
+	say(before, 5, false);
+	SR_UNTIL(&a, NULL, n_answers == 1);
+	say(after, 4, false); /* of another generation: there is a live leg */
+	say(after, 5, false);
+	SR_UNTIL(&a, NULL, n_answers == 2);
+	say(before, 5, true);
+	sr_run(&a, NULL, 30 * SR_MS);
+	cr_assert_eq(a.ends[2].state, RS(WAITING), "the old session's word does not count");
+	say(after, 3, true);
+	sr_run(&a, NULL, 30 * SR_MS);
+	cr_assert_eq(a.ends[2].state, RS(WAITING), "nor an older generation's");
+	kvp_rooms_stats(a.rooms, &stats);
+	cr_assert_eq(stats.late_messages, 1u);
+	say(after, 5, true);
+	SR_UNTIL(&a, NULL, a.ends[2].state == RS(READY));
+	kvp_peer_put(before);
+	kvp_peer_put(after);
+	sr_stop(&c);
+}
+
+Test(room, parked_offers_learn_that_their_sender_failed)
+{
+	struct sr_expect expect;
+
+	sr_start(&a, NULL);
+	sr_pool_make(&src, &a, &plain);
+	sr_pool_make(&dst, &a, &half0);
+	expect = expect_one(1);
+	expect.n_pages = 4;
+	expect.senders[0].n_dests = 3;
+	expect_ok(&expect);
+	for (uint32_t i = 1; i < 3; i++) {
+		expect.handle = 1 + i;
+		expect.dest = i;
+		expect.pages = dst_more + 2 * i;
+		expect.n_pages = 1;
+		expect.end = 16;
+		expect_ok(&expect);
+	}
+	sr_run(&a, NULL, 20 * SR_MS);
+	open_ok(4, 7,
+		0); /* the second offer disagrees with the first; the third hears of it, too */
+	for (uint32_t i = 1; i <= 4; i++) {
+		SR_UNTIL(&a, NULL, a.ends[i].released);
+		cr_assert_eq(a.ends[i].status, ST(MISMATCH), "%s", a.ends[i].reason);
+	}
+}
+
 /* ---- ends at named points ----------------------------------------------------------------------
  */
 
