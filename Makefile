@@ -159,7 +159,7 @@ bench demo parity: deps
 	$(sub) run-$@
 run-check: tests
 	@$(RUN_ENV) tests/run.sh $(call pick,test) $(if $(T),,$(call pick,fuzz stress replay) tests/layers.sh tests/symbols.sh $(wildcard tests/check_*.sh))
-run-rdma: all $(RXE_BIN)
+run-rdma: tests
 	@$(RUN_ENV) tests/rxe/run.sh $(if $(T),'$(T)')
 run-stress: $(call pick,stress)
 	@$(RUN_ENV) tests/run.sh $^

@@ -283,6 +283,8 @@ int kvp_vb_send(struct kvp_net *net, struct kvp_net_ep *ep, const void *hdr, siz
 int kvp_vb_put(struct kvp_net *net, struct kvp_net_ep *ep, const struct kvp_net_put *put);
 /* A receive of a connection has ended well. */
 void kvp_vb_received(struct kvp_net_ep *ep, const struct ibv_wc *wc);
+/* Gives credits back, even none: 0 or as kvp_qp_add(). */
+int kvp_vb_credit(struct kvp_net_ep *ep);
 /* Gives credits back if there are enough, and rings. */
 void kvp_vb_flush(struct kvp_net_ep *ep);
 void kvp_vb_op_done(void *arg, void *user, int status);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/log.h"
 #include "daemon/net_verbs.h"
 #include "proto/util.h"
 
@@ -213,11 +214,24 @@ int kvp_vb_conn_up(struct kvp_net_ep *ep, const struct kvp_vb_datagram *peer)
 	return 0;
 }
 
+static void log_loss(const struct kvp_net_ep *ep, int status)
+{
+	union ibv_gid gid;
+	char text[64];
+
+	memcpy(gid.raw, ep->peer.gid, sizeof(gid.raw));
+	kvp_log(KVP_LOG_WARNING, "verbs %s: connection %s %s lost: %s%s%s", ep->net->nic.device,
+		ep->passive ? "from" : "to", kvp_nic_gid_text(&gid, text, sizeof(text)),
+		strerror(-status), ep->qp.reason ? ", " : "",
+		ep->qp.reason ? ibv_wc_status_str(ep->qp.reason) : "");
+}
+
 void kvp_vb_conn_fail(struct kvp_net_ep *ep, int status)
 {
 	if (ep->state != KVP_VB_CONNECTING && ep->state != KVP_VB_OPEN)
 		return;
 
+	log_loss(ep, status);
 	ep->state = KVP_VB_FAILED;
 	ep->status = status;
 	ep->since_ns = ep->net->now_ns;
@@ -342,7 +356,8 @@ int kvp_vb_turn_closing(struct kvp_net *net)
 	return n;
 }
 
-/* A write of nothing: answered by a peer that lives. Not while the last one is out. */
+/* A write of nothing, or (nobody may write to who opened a connection) credits, however few:
+ * answered by a peer that lives. Not while the last one is out. */
 static void keepalive(struct kvp_net_ep *ep)
 {
 	const struct kvp_qp_request nothing = { .opcode = IBV_WR_RDMA_WRITE };
@@ -356,10 +371,11 @@ static void keepalive(struct kvp_net_ep *ep)
 		ep->tried_completed = ep->qp.completed; /* it lives, or the card is trying */
 		return;
 	}
-	if (kvp_qp_add(&ep->qp, &nothing) == 0) {
-		net->keepalives++;
+	net->keepalives++;
+	if (ep->passive)
+		(void)kvp_vb_credit(ep); /* what cannot be posted shows as a loss */
+	else if (kvp_qp_add(&ep->qp, &nothing) == 0)
 		kvp_vb_conn_dirty(ep);
-	}
 }
 
 void kvp_vb_conn_tick(struct kvp_net *net)

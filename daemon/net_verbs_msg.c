@@ -391,17 +391,23 @@ void kvp_vb_received(struct kvp_net_ep *ep, const struct ibv_wc *wc)
 
 /* ---- doorbells */
 
+int kvp_vb_credit(struct kvp_net_ep *ep)
+{
+	const struct kvp_vb_frame frame = { .kind = KVP_VB_CREDIT, .credits = ep->consumed };
+	int r = add_send(ep, &frame, NULL, NULL);
+
+	if (r == 0)
+		ep->consumed = 0;
+	return r;
+}
+
 /* Receives first: a credit must not be there before what it stands for. */
 void kvp_vb_flush(struct kvp_net_ep *ep)
 {
-	const struct kvp_vb_frame frame = { .kind = KVP_VB_CREDIT, .credits = ep->consumed };
 	int r = ep->state == KVP_VB_OPEN ? kvp_rq_ring(&ep->rq) : 0;
 
-	if (r == 0 && ep->passive && ep->consumed >= ep->n_recv / 4 && kvp_qp_room(&ep->qp) > 0) {
-		r = add_send(ep, &frame, NULL, NULL);
-		if (r == 0)
-			ep->consumed = 0;
-	}
+	if (r == 0 && ep->passive && ep->consumed >= ep->n_recv / 4 && kvp_qp_room(&ep->qp) > 0)
+		r = kvp_vb_credit(ep);
 	if (r == 0)
 		r = kvp_qp_ring(&ep->qp);
 	if (r < 0)

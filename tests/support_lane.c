@@ -63,9 +63,17 @@ void lt_begin(struct lt *lt)
 struct kvp_lane *lt_lane(struct lt *lt, const struct kvp_lane_config *given)
 {
 	struct kvp_lane_config config = *given;
+	struct kvp_net_verbs_config verbs;
 	char err[256] = "";
 	int r;
 
+	/* KVP_TEST_NET=verbs: over RDMA. */
+	if (config.net && getenv("KVP_TEST_NET")) {
+		kvp_net_verbs_defaults(&verbs);
+		verbs.device = "rxe0";
+		config.net = &kvp_net_verbs;
+		config.verbs = &verbs;
+	}
 	config.name = config.name ? config.name : "host";
 	config.slots = config.slots ? config.slots : 64;
 	config.slot_bytes = config.slot_bytes ? config.slot_bytes : 1 << 20;
@@ -105,6 +113,24 @@ uint64_t lt_id(struct lt *lt)
 	return lt->next_id++;
 }
 
+/* Where everything stands, for who wonders why it does not go on. */
+static void dump(const struct lt *lt)
+{
+	for (uint32_t i = 0; i < lt->n_lanes; i++) {
+		struct kvp_lane_status s = lt_status(lt->lanes[i]);
+
+		(void)fprintf(stderr,
+			      "lane %u: %lu turns, %lu sleeps, work %d, slots %u/%u pack %u/%u land, "
+			      "%u wants, %lu sent %lu landed, raw %lu, no token %lu, stale %lu, bad "
+			      "%lu; net %s: %lu sent %lu received %lu dropped, %u eps, %u pending\n",
+			      i, s.turns, s.sleeps, s.has_work, s.pack_free, s.pack_slots,
+			      s.land_free, s.land_slots, s.wants_queued, s.pieces_sent,
+			      s.pieces_landed, s.raw_rows, s.no_token, s.stale, s.bad_messages,
+			      s.net_describe, s.net.sent_messages, s.net.recv_messages,
+			      s.net.dropped, s.net.eps, s.net.pending);
+	}
+}
+
 void lt_wait_until(struct lt *lt, bool (*done)(void *arg), void *arg, const char *what)
 {
 	uint64_t until = lt_now() + WAIT_NS;
@@ -115,6 +141,8 @@ void lt_wait_until(struct lt *lt, bool (*done)(void *arg), void *arg, const char
 		drain(lt);
 		if (done(arg))
 			return;
+		if (lt_now() >= until)
+			dump(lt);
 		LT_REQUIRE(lt_now() < until, "waited too long for %s", what);
 		(void)poll(&pfd, 1, 1);
 	}

@@ -84,6 +84,16 @@ void rig_begin(struct rig *rig)
 	rig->stages = map;
 }
 
+/* KVP_TEST_NET=verbs: over RDMA, prefill's daemons on rxe1, all others on rxe2. */
+static void transport_configure(const struct rig_daemon *daemon, FILE *file)
+{
+	const char *net = getenv("KVP_TEST_NET");
+
+	if (net)
+		fprintf(file, "[data]\ntransport = %s\n[verbs]\ndevice = rxe%u\n", net,
+			daemon->name[0] == 'p' ? 1 : 2);
+}
+
 static void daemon_configure(const struct rig_daemon *daemon, const char *path, const char *extra)
 {
 	FILE *file = fopen(path, "we");
@@ -94,6 +104,7 @@ static void daemon_configure(const struct rig_daemon *daemon, const char *path, 
 	fprintf(file, "[peer]\nlisten = %s\n%s",
 		daemon->address[0] ? daemon->address : "127.0.0.1:0",
 		daemon->timing ? daemon->timing : "heartbeat = 200ms\nlost_after = 3s\n");
+	transport_configure(daemon, file);
 	fprintf(file, "%s", extra ? extra : "");
 	RIG_REQUIRE(fclose(file) == 0);
 }

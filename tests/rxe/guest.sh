@@ -140,7 +140,7 @@ chmod +x "$run/initrd/init"
 (cd "$run/initrd" && find . | busybox cpio -o -H newc 2>/dev/null) >"$run/initrd.img"
 {
 	printf 'cd %q\nset -- "$1" %d\n. /run/rdma-guest/setup.sh\n' "$PWD" "$nodes"
-	printf '%q ' env "${KVP_GUEST_ENV[@]:-A=}" "$@"
+	printf '%q ' "$@"
 	printf '\necho $? >/run/rdma-guest/status.$1\n'
 } >"$run/share/start.sh"
 

@@ -1,0 +1,54 @@
+#!/bin/sh
+# In the guest: the checks, then the integration programs with their data over verbs. The last line
+# is the sum. $1: beginnings of names, for only those: of checks, or of programs.
+cd "$KVP_TOP" || exit 1
+passed=0 failed=0 skipped=0
+log=/tmp/rxe-suite.log
+
+count() # passed, failed, skipped
+{
+	passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
+}
+
+wanted() { [ -z "$1" ] || case $2 in "$1"*) ;; *) false ;; esac; }
+
+# A program whose transport the environment chooses.
+program() # seconds, name, arguments...
+{
+	limit=$1 name=$2
+	shift 2
+	[ -x "$KVP_BIN/tests/$name" ] || return 0
+	from=$(date +%s%N)
+	KVP_TEST_NET=verbs timeout -k 2 "$limit" "$KVP_BIN/tests/$name" "$@" >$log 2>&1 </dev/null
+	rc=$?
+	ms=$((($(date +%s%N) - from) / 1000000))
+	sum=$(grep -a 'Synthesis: Tested:' $log | tail -1 | tr -dc '0-9 ')
+	if [ -n "$sum" ]; then
+		set -- $sum # tested, passing
+		count "$2" $(($1 - $2)) 0
+		what="$2 of $1"
+	else
+		what=
+		[ $rc = 0 ] && count 1 0 0
+	fi
+	if [ $rc = 0 ]; then
+		echo "ok   over verbs: $name $what, $ms ms"
+		return
+	fi
+	[ -n "$sum" ] || count 0 1 0
+	echo "FAIL over verbs: $name, status $rc, $ms ms"
+	tail -40 $log | sed 's/^/    /'
+}
+
+"$KVP_BIN/tests/rxe_checks" ${1:+"$1"} >$log 2>&1
+rc=$?
+grep -v '^[0-9]* passed, ' $log
+count $(tail -1 $log | tr -dc '0-9 ' | awk '{ print $1 + 0, $2 + 0, $3 + 0 }')
+[ $rc -le 1 ] || count 0 1 0
+
+for name in test_lane test_lane_rooms test_lane_fair demo replay_sglang replay_vllm \
+	replay_faults_abort replay_faults_kill; do
+	! wanted "$1" $name || program 120 $name
+done
+echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
+[ $failed = 0 ]
