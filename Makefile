@@ -80,7 +80,7 @@ CH_FILES = $(wildcard $(shell git ls-files -co --exclude-standard '*.[ch]'))
 C_FILES = $(filter %.c,$(CH_FILES))
 
 .PHONY: all tests help deps check check-rdma asan tsan valgrind bench demo parity python run-check run-rdma \
-	run-stress run-valgrind run-bench run-demo run-parity fuzz lint format format-check top clean install uninstall
+	run-stress run-valgrind run-bench run-demo run-parity fuzz lint format format-check top gpu-bundle clean install uninstall
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -189,6 +189,10 @@ format: deps
 	@clang-format -i $(CH_FILES)
 format-check: deps
 	@! clang-format --dry-run --Werror $(CH_FILES) 2>&1 | grep -oE '^[^: ]+:[0-9]+' | sort -ut: -k1,1 | grep .
+# Runs on a bare machine with a GPU; see docs/benchmarks.md.
+gpu-bundle: tests
+	@tests/gpu/bundle.sh $(BUILD) build/gpu-bundle
+
 top:
 	@awk '/^[a-z].*\(/ { name = $$0 } /^{/ { from = FNR } /^}/ && name { print FNR - from - 1, FILENAME ": " name; name = "" }' \
 		$(C_FILES) | sort -rn | head -10

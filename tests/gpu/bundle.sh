@@ -1,0 +1,35 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Packs what a bare GPU machine needs to run our programs: binaries, the shared libraries that they need
+# beyond the C library, UCX's modules, the Python binding, and tests/gpu. Prints the folder.
+#
+# usage: bundle.sh BUILD OUT
+set -eu
+build=$1 out=$2
+rm -rf "$out"
+mkdir -p "$out"/{bin,lib/ucx,python}
+cp "$build"/kvpackd "$build"/kvpackctl "$out/bin"
+for t in demo bench_transfer; do
+	[ ! -x "$build/tests/$t" ] || cp "$build/tests/$t" "$out/bin"
+done
+for t in "$build"/tests/gpu/*; do
+	[ ! -f "$t" ] || [ ! -x "$t" ] || cp "$t" "$out/bin"
+done
+cp "$build"/libkvpack.so.1 "$out/lib"
+cp -r tests/gpu "$out/tests"
+[ ! -d client/python/kvpack ] || cp -r client/python/kvpack "$out/python"
+modules=$(dirname "$(ldconfig -p | awk '/libucp\.so\.0 / { print $NF; exit }')")/ucx
+[ ! -d "$modules" ] || cp -L "$modules"/*.so* "$out/lib/ucx"
+# The C library and its parts are the machine's own.
+for f in "$out"/bin/* "$out"/lib/ucx/*; do ldd "$f" 2>/dev/null; done |
+	awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
+	grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|ld-linux[^/]*)\.so' |
+	while read -r lib; do cp -nL "$lib" "$out/lib"; done
+cat > "$out/env.sh" <<'END'
+# Source it in the bundle's folder: programs find their libraries, UCX its modules.
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+export LD_LIBRARY_PATH=$here/lib KVP_BIN=$here/bin KVP_TOP=$here PYTHONPATH=$here/python
+export KVPACK_LIBRARY=$here/lib/libkvpack.so.1 UCX_MODULE_DIR=$here/lib/ucx PATH=$here/bin:$PATH
+END
+strip --strip-debug "$out"/bin/* "$out"/lib/*.so* 2>/dev/null || true
+du -sh "$out"
