@@ -150,6 +150,7 @@ def test_lease_renew_decline(nodes):
         pair.decode.client.decline(address, pair.room, key=key, reason="no blocks")
         with pytest.raises(kvpack.DeclinedError, match="no blocks"):
             send.wait(SECS)
+        send.wait_released(SECS)  # then the room's number is free
         again = pair.open(key=key, timers=kvpack.Timers(lease_ms=100))
         with pytest.raises(kvpack.LeaseError):
             again.wait(SECS)
