@@ -159,6 +159,7 @@ void kvp_room_free(struct kvp_room *room)
 		kvp_send_clear(room);
 	room_give_back_pool(room);
 	free(room->end_order);
+	free(room->reason);
 	free(room);
 }
 
@@ -341,12 +342,13 @@ static void room_log_failure(const struct kvp_room *room)
 			"room 0x%llx %s %u \"%s\" of \"%s\" failed: %s: %s",
 			(unsigned long long)room->key.room, room->key.is_dest ? "dest" : "sender",
 			room->key.index, room->label, room->client,
-			kvp_status_name((enum kvp_status)room->status), room->reason);
+			kvp_status_name((enum kvp_status)room->status), kvp_room_reason(room));
 }
 
 static void KVP_PRINTF(4, 0) room_fail_va(struct kvp_room *room, Kvp__Status status, bool retry,
 					  const char *fmt, va_list args)
 {
+	char text[KVP_BOARD_TEXT];
 	uint64_t since;
 
 	if (kvp_room_terminal(room))
@@ -355,7 +357,8 @@ static void KVP_PRINTF(4, 0) room_fail_va(struct kvp_room *room, Kvp__Status sta
 	room->failed = true;
 	room->status = status;
 	room->retry = retry;
-	(void)vsnprintf(room->reason, sizeof(room->reason), fmt, args); /* cut texts are fine */
+	(void)vsnprintf(text, sizeof(text), fmt, args); /* cut texts are fine */
+	room->reason = strdup(text);
 	room->failed_ns = kvp_room_now();
 	room->rooms->stats.failed_by_status[KVP_MIN((unsigned)status, KVP_ROOM_STATUSES - 1)]++;
 	kvp_room_set_state(room, KVP__ROOM_STATE__ROOM_FAILED);
@@ -492,7 +495,7 @@ void kvp_room_event(struct kvp_room *room, Kvp__RoomEvent *event)
 	event->failed = room->failed;
 	event->released = room->released;
 	event->status = room->status;
-	event->reason = room->reason;
+	event->reason = (char *)kvp_room_reason(room);
 	event->retry = room->retry;
 	if (!room->key.is_dest) {
 		event_fill_send(room, event);

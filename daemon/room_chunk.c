@@ -117,7 +117,7 @@ static Kvp__Status take_sides(const struct kvp_room *room, const Kvp__Submit *ms
 		const struct kvp_list *list = from->list ? kvp_lists_find(lists, from->list) : NULL;
 		Kvp__Status status;
 
-		if (from->group >= KVP_LANE_GROUPS || room->send.sides[from->group].page == 0)
+		if (from->group >= room->send.n_groups || room->send.sides[from->group].page == 0)
 			return kvp_room_refuse(err, KVP__STATUS__STATUS_INVALID,
 					       "sides: group %u has no side in the open",
 					       from->group);
@@ -205,7 +205,7 @@ static Kvp__Status check_windows(const struct kvp_room *room, const struct kvp_r
 {
 	uint64_t end = chunk->start + chunk->tokens;
 
-	for (uint32_t g = 0; g < KVP_LANE_GROUPS; g++) {
+	for (uint32_t g = 0; g < room->send.n_groups; g++) {
 		uint64_t need = KVP_MAX(room->send.needs[g], chunk->start);
 
 		if (chunk->pos0[g] == NOTHING || room->send.needs[g] == NOTHING || need >= end ||
@@ -329,7 +329,7 @@ static Kvp__Status check_state(const struct kvp_room *room, const Kvp__Submit *m
 
 	if (room->failed)
 		return kvp_room_refuse(err, room->status, "the room has failed: %.150s",
-				       room->reason);
+				       kvp_room_reason(room));
 	if (send->recalled)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_ORDER, "a recall is under way");
 	if (send->last_seen || room->complete)
@@ -631,7 +631,7 @@ Kvp__Status kvp_rooms_recall(struct kvp_rooms *rooms, struct kvp_room_owner *own
 	if (kvp_room_terminal(room))
 		return kvp_room_refuse(err, room->failed ? room->status : KVP__STATUS__STATUS_ORDER,
 				       "the room is over: %.150s",
-				       room->failed ? room->reason : "done");
+				       room->failed ? kvp_room_reason(room) : "done");
 	if (room->send.recalled)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_ORDER,
 				       "a recall of this room is under way");

@@ -77,7 +77,7 @@ static int offer_data(const struct kvp_dleg *leg, Kvp__Offer *offer, struct offe
 {
 	const struct kvp_room *room = leg->room;
 	const struct kvp_geom_end end = { room->pool->entries, room->pool->n_entries, NULL,
-					  room->dest.sides };
+					  room->dest.sides, room->dest.n_groups };
 	uint32_t addr_bytes = 0;
 	int r = kvp_geom_pack(&parts->packed, &end, room->dest.firsts);
 
@@ -173,9 +173,10 @@ static Kvp__Status accept_geom(const struct kvp_dleg *leg, const Kvp__Accept *ac
 					 accept->n_sides, err);
 	if (status == KVP_ROOM_OK) {
 		spec = (struct kvp_geom_spec){
-			.src = { remote.entries, remote.n, remote.mask, remote.sides },
-			.dst = { room->pool->entries, room->pool->n_entries, NULL,
-				 room->dest.sides },
+			.src = { remote.entries, remote.n, remote.mask, remote.sides,
+				 KVP_LANE_GROUPS },
+			.dst = { room->pool->entries, room->pool->n_entries, NULL, room->dest.sides,
+				 room->dest.n_groups },
 			.starts = room->dest.firsts,
 			.end = room->end,
 			.slot_bytes = KVP_MIN(accept->slot_bytes, kvp_lane_slot_bytes(room->lane)),
@@ -198,7 +199,9 @@ static Kvp__Status order_rx_leg(struct kvp_dleg *leg, const Kvp__Accept *accept,
 
 	if (!order)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_NO_MEMORY, "no memory");
-	status = accept_geom(leg, accept, &order->leg, &leg->geom, err);
+	leg->geom = calloc(1, sizeof(*leg->geom));
+	status = leg->geom ? accept_geom(leg, accept, &order->leg, leg->geom, err)
+			   : kvp_room_refuse(err, KVP__STATUS__STATUS_NO_MEMORY, "no memory");
 	if (status == KVP_ROOM_OK) {
 		r = kvp_peer_endpoint(leg->peer, room->lane_idx, accept->lane,
 				      accept->lane_address.data, (uint32_t)accept->lane_address.len,
@@ -253,7 +256,7 @@ static Kvp__Status check_coverage(const struct kvp_room *room, char *err)
 
 	for (uint32_t i = 0; i < room->dest.n_legs; i++)
 		if (room->dest.legs[i].data)
-			geoms[n++] = room->dest.legs[i].geom.geom;
+			geoms[n++] = room->dest.legs[i].geom->geom;
 	if (n == 0 || kvp_coverage_check(&need, geoms, n, text, sizeof(text)) == 0)
 		return KVP_ROOM_OK;
 	return kvp_room_refuse(err, KVP__STATUS__STATUS_COVERAGE, "%.180s", text);
@@ -262,8 +265,11 @@ static Kvp__Status check_coverage(const struct kvp_room *room, char *err)
 static void drop_geoms(struct kvp_room *room)
 {
 	for (uint32_t i = 0; i < room->dest.n_legs; i++) {
-		free(room->dest.legs[i].geom.block);
-		room->dest.legs[i].geom.block = NULL;
+		struct kvp_lane_geom *geom = KVP_TAKE(room->dest.legs[i].geom);
+
+		if (geom)
+			free(geom->block);
+		free(geom);
 	}
 }
 
@@ -366,7 +372,7 @@ void kvp_dest_tell(struct kvp_room *room)
 		if (room->complete)
 			send_leg_msg(leg, true);
 		else
-			kvp_room_abort_leg(leg->peer, &wire, room->status, room->reason,
+			kvp_room_abort_leg(leg->peer, &wire, room->status, kvp_room_reason(room),
 					   room->retry);
 	}
 }
@@ -377,11 +383,11 @@ void kvp_dest_quiet(struct kvp_room *room)
 
 	for (uint32_t i = 0; i < dest->n_legs; i++)
 		kvp_room_peer_drop_dleg(&dest->legs[i]);
-	for (uint32_t g = 0; g < dest->n_groups; g++) {
-		if (dest->held_n[g])
-			kvp_pool_unhold(room->pool, g, dest->sides[g].pages + dest->held_from[g],
-					dest->held_n[g]);
-		dest->held_n[g] = 0;
+	for (uint32_t g = 0; dest->held && g < dest->n_groups; g++) {
+		if (dest->held[g].n)
+			kvp_pool_unhold(room->pool, g, dest->sides[g].pages + dest->held[g].from,
+					dest->held[g].n);
+		dest->held[g].n = 0;
 	}
 	dest->n_held = 0;
 }
@@ -395,6 +401,7 @@ void kvp_dest_clear(struct kvp_room *room)
 	free(dest->legs);
 	free(dest->sides);
 	free(dest->firsts);
+	free(dest->held);
 	free(dest->pages);
 	free(dest->segments);
 	free(dest->meta);

@@ -122,7 +122,7 @@ static int copy_pages(struct kvp_room *room)
 			       ? KVP_DIV_UP(room->end - side->pos0, kvp_side_vpage(side))
 			       : 0;
 		side->n_pages = (uint32_t)used;
-		dest->held_from[g] =
+		dest->held[g].from =
 			used ? (uint32_t)((dest->firsts[g] - side->pos0) / kvp_side_vpage(side))
 			     : 0;
 		total += used;
@@ -148,14 +148,16 @@ static Kvp__Status take_sides(struct kvp_room *room, const Kvp__Expect *msg,
 	struct kvp_room_dest *dest = &room->dest;
 	struct kvp_geom_end end;
 
-	dest->n_groups = KVP_LANE_GROUPS;
+	dest->n_groups = KVP_MAX(room->pool->n_groups, 1u);
 	dest->sides = calloc(dest->n_groups, sizeof(*dest->sides));
 	dest->firsts = calloc(dest->n_groups, sizeof(*dest->firsts));
-	if (!dest->sides || !dest->firsts)
+	dest->held = calloc(dest->n_groups, sizeof(*dest->held));
+	if (!dest->sides || !dest->firsts || !dest->held)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_NO_MEMORY, "no memory");
 	for (uint32_t g = 0; g < dest->n_groups; g++)
 		dest->firsts[g] = msg->end; /* needs nothing */
-	room->bytes += dest->n_groups * (sizeof(*dest->sides) + sizeof(*dest->firsts));
+	room->bytes += dest->n_groups *
+		       (sizeof(*dest->sides) + sizeof(*dest->firsts) + sizeof(*dest->held));
 	for (size_t i = 0; i < msg->n_sides; i++) {
 		Kvp__Status status = take_side(room, msg, msg->sides[i], lists, err);
 
@@ -164,8 +166,8 @@ static Kvp__Status take_sides(struct kvp_room *room, const Kvp__Expect *msg,
 	}
 	if (copy_pages(room) < 0)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_NO_MEMORY, "no memory");
-	end = (struct kvp_geom_end){ room->pool->entries, room->pool->n_entries, NULL,
-				     dest->sides };
+	end = (struct kvp_geom_end){ room->pool->entries, room->pool->n_entries, NULL, dest->sides,
+				     dest->n_groups };
 	return kvp_geom_check_sides(&end, err);
 }
 
@@ -182,8 +184,8 @@ static const struct kvp_room *page_holder(const struct kvp_rooms *rooms,
 
 		if (!room->key.is_dest || room->pool != pool || group >= dest->n_groups)
 			continue;
-		for (uint32_t i = 0; i < dest->held_n[group]; i++)
-			if (dest->sides[group].pages[dest->held_from[group] + i] == page)
+		for (uint32_t i = 0; i < dest->held[group].n; i++)
+			if (dest->sides[group].pages[dest->held[group].from + i] == page)
 				return room;
 	}
 	return NULL;
@@ -210,7 +212,7 @@ static Kvp__Status hold_pages(struct kvp_room *room, char *err)
 
 	for (uint32_t g = 0; g < dest->n_groups; g++) {
 		const struct kvp_side *side = &dest->sides[g];
-		uint32_t from = dest->held_from[g], n = side->n_pages - from, bad = 0;
+		uint32_t from = dest->held[g].from, n = side->n_pages - from, bad = 0;
 		int r;
 
 		if (!side->page || n == 0)
@@ -222,7 +224,7 @@ static Kvp__Status hold_pages(struct kvp_room *room, char *err)
 			return kvp_room_refuse(err, KVP__STATUS__STATUS_DST_RANGE,
 					       "sides: page %u of group %u is outside the pool",
 					       bad, g);
-		dest->held_n[g] = n;
+		dest->held[g].n = n;
 		dest->n_held += n;
 	}
 	return KVP_ROOM_OK;

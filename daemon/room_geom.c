@@ -117,7 +117,7 @@ int kvp_geom_pack(struct kvp_geom_packed *out, const struct kvp_geom_end *end,
 		out->entries[i] = &entries[i];
 	}
 	out->n_entries = end->n;
-	for (uint32_t g = 0; g < KVP_LANE_GROUPS; g++) {
+	for (uint32_t g = 0; g < end->n_sides; g++) {
 		if (end->sides[g].page == 0)
 			continue;
 		side_pack(&sides[out->n_sides], &end->sides[g], g, firsts ? firsts[g] : 0);
@@ -139,11 +139,11 @@ Kvp__Status kvp_geom_check_sides(const struct kvp_geom_end *end, char *err)
 
 		if (entry->klass == KVP_CLASS_BLOB || !kvp_mask_has(end->mask, i))
 			continue;
-		if (entry->group >= KVP_LANE_GROUPS || end->sides[entry->group].page == 0)
+		if (entry->group >= end->n_sides || end->sides[entry->group].page == 0)
 			return kvp_room_refuse(err, KVP__STATUS__STATUS_GEOMETRY,
 					       "sides: none for group %u, which entries[%u] has",
 					       entry->group, i);
-		if (kvp_sides_check(entry, 1, end->sides, KVP_LANE_GROUPS, text, sizeof(text)) < 0)
+		if (kvp_sides_check(entry, 1, end->sides, end->n_sides, text, sizeof(text)) < 0)
 			return kvp_room_refuse(
 				err, KVP__STATUS__STATUS_GEOMETRY,
 				"sides: entries[%u] has rows_per_page %u, the side of group %u %u",
@@ -205,13 +205,17 @@ static int geom_alloc(struct kvp_lane_geom *out, const struct kvp_geom_spec *spe
 		memcpy(entries, spec->src.entries, spec->src.n * sizeof(*entries));
 	if (spec->dst.n)
 		memcpy(entries + spec->src.n, spec->dst.entries, spec->dst.n * sizeof(*entries));
-	memcpy(sides, spec->src.sides, KVP_LANE_GROUPS * sizeof(*sides));
-	memcpy(sides + KVP_LANE_GROUPS, spec->dst.sides, KVP_LANE_GROUPS * sizeof(*sides));
+	if (spec->src.n_sides)
+		memcpy(sides, spec->src.sides, spec->src.n_sides * sizeof(*sides));
+	if (spec->dst.n_sides)
+		memcpy(sides + KVP_LANE_GROUPS, spec->dst.sides,
+		       spec->dst.n_sides * sizeof(*sides));
 	for (uint32_t i = 0; i < 2 * KVP_LANE_GROUPS; i++) {
 		sides[i].pages = NULL; /* both ends know rows, each its own pages */
 		sides[i].n_pages = KVP_PAGES_ANY;
 	}
-	memcpy(starts, spec->starts, starts_bytes);
+	if (spec->dst.n_sides)
+		memcpy(starts, spec->starts, spec->dst.n_sides * sizeof(*starts));
 	if (n_pairs)
 		memcpy(own_pairs, pairs, pairs_bytes);
 	memset(out, 0, sizeof(*out));

@@ -164,7 +164,7 @@ static void view_names(const struct kvp_room *room, struct kvp_room_view *view)
 {
 	memcpy(view->label, room->label, sizeof(view->label));
 	memcpy(view->client, room->client, sizeof(view->client));
-	memcpy(view->reason, room->reason, sizeof(view->reason));
+	(void)snprintf(view->reason, sizeof(view->reason), "%s", kvp_room_reason(room));
 	view->room = room->key.room;
 	view->session = room->handle.owner;
 	view->uid = room->uid;

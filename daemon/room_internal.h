@@ -54,11 +54,11 @@ struct kvp_dleg {
 	struct kvp_dleg *prev, *next; /* of the peer's legs */
 	enum kvp_dleg_state state;
 	uint32_t sender, n_dests;
-	bool data;                 /* role */
-	bool over;                 /* its sender has aborted it: no abort goes back */
-	bool drained;              /* its sender has nothing of it running any more */
-	uint64_t since_ns;         /* of the state */
-	struct kvp_lane_geom geom; /* owned copy for the coverage check, until all have accepted */
+	bool data;                  /* role */
+	bool over;                  /* its sender has aborted it: no abort goes back */
+	bool drained;               /* its sender has nothing of it running any more */
+	uint64_t since_ns;          /* of the state */
+	struct kvp_lane_geom *geom; /* owned copy for the coverage check, until all have accepted */
 };
 
 enum kvp_sleg_state {
@@ -86,14 +86,19 @@ struct kvp_sleg {
 /* ---- the two kinds of ends ---------------------------------------------------------------------
  */
 
+/* The part of a side's list that the pool's bitmap says is held. */
+struct kvp_dest_held {
+	uint32_t from, n;
+};
+
 struct kvp_room_dest {
 	struct kvp_dleg *legs; /* owned [n_legs] */
 	uint32_t n_legs, n_data, n_accepted;
 	uint32_t n_groups;
-	struct kvp_side *sides; /* owned [n_groups]; pages point into `pages` */
-	uint64_t *firsts;       /* owned [n_groups], not below prefix */
-	uint32_t *pages;        /* owned */
-	uint32_t held_from[KVP_LANE_GROUPS], held_n[KVP_LANE_GROUPS]; /* of each side's list */
+	struct kvp_side *sides;     /* owned [n_groups]; pages point into `pages` */
+	uint64_t *firsts;           /* owned [n_groups], not below prefix */
+	uint32_t *pages;            /* owned */
+	struct kvp_dest_held *held; /* owned [n_groups] */
 	uint64_t n_held;
 	struct kvp_lane_segment *segments; /* owned */
 	uint32_t n_segments;
@@ -121,12 +126,13 @@ struct kvp_room_sent_segment {
 
 struct kvp_room_send {
 	uint64_t mask[KVP_LANE_MASK_WORDS]; /* entries that take part */
-	struct kvp_side *sides;             /* owned [KVP_LANE_GROUPS]; page 0: none */
+	uint32_t n_groups;
+	struct kvp_side *sides; /* owned [n_groups]; page 0: none */
 	struct kvp_sleg *legs;
 	uint32_t n_legs, n_go, n_ended;
 	uint32_t n_dests; /* 0: no offer yet */
 	bool ready, meta_wanted;
-	uint64_t needs[KVP_LANE_GROUPS]; /* from ready on: least of the legs' firsts */
+	uint64_t *needs; /* owned [n_groups]; from ready on: least of the legs' firsts */
 	uint32_t n_chunks;
 	bool last_seen;
 	uint64_t *ends, *starts;         /* owned [n_entries]; UINT64_MAX: nothing yet */
@@ -166,7 +172,7 @@ struct kvp_room {
 	uint32_t uid; /* of the client */
 	Kvp__RoomState state;
 	Kvp__Status status;
-	char reason[KVP_BOARD_TEXT];
+	char *reason; /* owned; NULL: none, or no memory for it */
 	bool retry, complete, failed, released;
 	bool drain_told;       /* the drain timer has run out: said once */
 	uint32_t failed_waits; /* what it waited for when it failed */
@@ -282,6 +288,10 @@ struct kvp_room *kvp_room_find(struct kvp_rooms *rooms, uint64_t room, uint32_t 
 			       bool is_dest);
 struct kvp_room *kvp_room_by_handle(struct kvp_rooms *rooms, const struct kvp_room_owner *owner,
 				    uint64_t handle);
+static inline const char *kvp_room_reason(const struct kvp_room *room)
+{
+	return room->reason ? room->reason : room->failed ? "no memory for the reason" : "";
+}
 static inline bool kvp_room_terminal(const struct kvp_room *room)
 {
 	return room->failed || room->complete;
@@ -375,11 +385,12 @@ struct kvp_geom_end {
 	const struct kvp_entry *entries;
 	uint32_t n;
 	const uint64_t *mask;         /* NULL: all */
-	const struct kvp_side *sides; /* [KVP_LANE_GROUPS]; page 0: none */
+	const struct kvp_side *sides; /* [n_sides] by group; page 0: none */
+	uint32_t n_sides;
 };
 struct kvp_geom_spec {
 	struct kvp_geom_end src, dst;
-	const uint64_t *starts; /* [KVP_LANE_GROUPS] by dst group */
+	const uint64_t *starts; /* [dst.n_sides] by dst group */
 	uint64_t end, slot_bytes;
 	uint32_t sender;
 };

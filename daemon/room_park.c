@@ -137,7 +137,7 @@ static void refuse_parked(const struct kvp_room *room, struct kvp_room_parked *p
 {
 	if (kvp_room_key_fits(room, &parked->msg->offer->key))
 		kvp_room_abort_leg(parked->peer, parked->msg->offer->leg, room->status,
-				   room->reason, room->retry);
+				   kvp_room_reason(room), room->retry);
 	else
 		kvp_room_abort_leg(parked->peer, parked->msg->offer->leg,
 				   KVP__STATUS__STATUS_DENIED, "refused", false);

@@ -69,7 +69,7 @@ static Kvp__Status take_side(struct kvp_room *room, const Kvp__Side *from, char 
 {
 	struct kvp_side *side;
 
-	if (from->group >= KVP_LANE_GROUPS || room->pool->group_pages[from->group] == 0)
+	if (from->group >= room->send.n_groups || room->pool->group_pages[from->group] == 0)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_INVALID,
 				       "sides: group %u has no rows in pool %u", from->group,
 				       room->pool->client_id);
@@ -99,14 +99,17 @@ static Kvp__Status take_sides(struct kvp_room *room, const Kvp__Open *msg, char 
 	uint32_t n = KVP_MAX(room->pool->n_entries, 1u);
 	struct kvp_geom_end end;
 
-	send->sides = calloc(KVP_LANE_GROUPS, sizeof(*send->sides));
+	send->n_groups = KVP_MAX(room->pool->n_groups, 1u);
+	send->sides = calloc(send->n_groups, sizeof(*send->sides));
+	send->needs = calloc(send->n_groups, sizeof(*send->needs));
 	send->ends = malloc(n * sizeof(*send->ends));
 	send->starts = malloc(n * sizeof(*send->starts));
-	if (!send->sides || !send->ends || !send->starts)
+	if (!send->sides || !send->needs || !send->ends || !send->starts)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_NO_MEMORY, "no memory");
 	memset(send->ends, 0xff, n * sizeof(*send->ends));
 	memset(send->starts, 0xff, n * sizeof(*send->starts));
-	room->bytes += KVP_LANE_GROUPS * sizeof(*send->sides) + 2 * n * sizeof(*send->ends);
+	room->bytes += send->n_groups * (sizeof(*send->sides) + sizeof(*send->needs)) +
+		       2 * n * sizeof(*send->ends);
 	for (size_t i = 0; i < msg->n_sides; i++) {
 		Kvp__Status status = take_side(room, msg->sides[i], err);
 
@@ -114,7 +117,7 @@ static Kvp__Status take_sides(struct kvp_room *room, const Kvp__Open *msg, char 
 			return status;
 	}
 	end = (struct kvp_geom_end){ room->pool->entries, room->pool->n_entries, send->mask,
-				     send->sides };
+				     send->sides, send->n_groups };
 	return kvp_geom_check_sides(&end, err);
 }
 
@@ -255,9 +258,10 @@ static Kvp__Status offer_geom(struct kvp_sleg *leg, const struct kvp_peer *peer,
 				 offer->n_sides, err);
 	if (status == KVP_ROOM_OK) {
 		spec = (struct kvp_geom_spec){
-			.src = { pool->entries, pool->n_entries, room->send.mask,
-				 room->send.sides },
-			.dst = { remote.entries, remote.n, remote.mask, remote.sides },
+			.src = { pool->entries, pool->n_entries, room->send.mask, room->send.sides,
+				 room->send.n_groups },
+			.dst = { remote.entries, remote.n, remote.mask, remote.sides,
+				 KVP_LANE_GROUPS },
 			.starts = remote.firsts,
 			.end = offer->end,
 			.slot_bytes = KVP_MIN(offer->slot_bytes, kvp_lane_slot_bytes(room->lane)),
@@ -303,7 +307,7 @@ static int send_accept(const struct kvp_sleg *leg)
 {
 	const struct kvp_room *room = leg->room;
 	const struct kvp_geom_end end = { room->pool->entries, room->pool->n_entries,
-					  room->send.mask, room->send.sides };
+					  room->send.mask, room->send.sides, room->send.n_groups };
 	struct kvp_geom_packed packed = { 0 };
 	Kvp__Accept accept = KVP__ACCEPT__INIT;
 	Kvp__PeerMsg msg = KVP__PEER_MSG__INIT;
@@ -476,11 +480,11 @@ static void send_needs(struct kvp_room *room)
 	struct kvp_room_send *send = &room->send;
 	const struct kvp_sleg *leg;
 
-	memset(send->needs, 0xff, sizeof(send->needs));
+	memset(send->needs, 0xff, send->n_groups * sizeof(*send->needs));
 	DL_FOREACH2(send->legs, leg, rnext)
 	{
 		send->meta_wanted |= leg->offer->offer->meta;
-		for (uint32_t g = 0; g < KVP_LANE_GROUPS; g++)
+		for (uint32_t g = 0; g < send->n_groups; g++)
 			send->needs[g] = KVP_MIN(send->needs[g], leg->firsts[g]);
 	}
 }
@@ -579,7 +583,8 @@ void kvp_send_tell(struct kvp_room *room)
 		if (leg->over || leg->state == KVP_SLEG_ENDED || !leg->peer)
 			continue;
 		leg_fill(leg, &wire);
-		kvp_room_abort_leg(leg->peer, &wire, room->status, room->reason, room->retry);
+		kvp_room_abort_leg(leg->peer, &wire, room->status, kvp_room_reason(room),
+				   room->retry);
 	}
 }
 
@@ -614,6 +619,7 @@ void kvp_send_clear(struct kvp_room *room)
 	while (send->legs)
 		kvp_sleg_free(send->legs);
 	free(send->sides);
+	free(send->needs);
 	free(send->ends);
 	free(send->starts);
 	free(send->chunks);
