@@ -92,7 +92,7 @@ static void on_sent(void *arg, void *req, int status)
 		node->sent_ok++;
 	else
 		node->sent_bad++;
-	if (status != 0)
+	if (status != 0 && status != -ECANCELED) /* not of what came behind the failure */
 		node->last_status = status;
 }
 

@@ -1,0 +1,383 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The verbs transport, and the choice of a device, on a device made of nothing. */
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+
+#include "daemon/net_verbs.h"
+#include "daemon/nic.h"
+#include "tests/fake_verbs.h"
+#include "tests/support_verbs.h"
+
+#define SLOT 65536u
+
+static void open_pair(struct vp_node *a, struct vp_node *b, uint32_t depth)
+{
+	struct kvp_net_verbs_config config;
+	char err[256] = "";
+
+	kvp_fake_reset();
+	kvp_net_verbs_defaults(&config);
+	config.depth = depth;
+	cr_assert_eq(vp_open(a, &config, SLOT, err, sizeof(err)), 0, "%s", err);
+	cr_assert_eq(vp_open(b, &config, SLOT, err, sizeof(err)), 0, "%s", err);
+	cr_assert_eq(vp_connect(a, b), 0);
+	cr_assert_eq(vp_connect(b, a), 0);
+}
+
+static void expect_nothing_left(void)
+{
+	cr_assert_eq(kvp_fake.n_qps, 0);
+	cr_assert_eq(kvp_fake.n_mrs, 0);
+	cr_assert_eq(kvp_fake.n_ahs, 0);
+	cr_assert_eq(kvp_fake.n_cqs, 0);
+	cr_assert_eq(kvp_fake.n_pds, 0);
+	cr_assert_eq(kvp_fake.n_contexts, 0);
+}
+
+static void close_pair(struct vp_node *a, struct vp_node *b)
+{
+	cr_assert_eq(a->bad, 0);
+	cr_assert_eq(b->bad, 0);
+	vp_close(a);
+	vp_close(b);
+	expect_nothing_left();
+}
+
+static void send_until_taken(struct vp_node *a, struct vp_node *b, uint64_t seq)
+{
+	int r;
+
+	while ((r = vp_send(a, seq)) == -EAGAIN)
+		vp_idle(a, b, 1);
+	cr_assert_eq(r, 0, "%s", strerror(-r));
+}
+
+Test(net_verbs, chooses_an_ipv4_gid_of_roce_v2)
+{
+	struct vp_node a, b;
+
+	open_pair(&a, &b, 32);
+	cr_assert_str_eq(kvp_net_verbs.describe(a.net), "verbs fake0:1 gid 2 10.0.0.1 mtu 4096");
+	close_pair(&a, &b);
+}
+
+Test(net_verbs, says_why_no_device_will_do)
+{
+	struct kvp_net_verbs_config config;
+	struct vp_node node;
+	char err[256];
+
+	kvp_fake_reset();
+	kvp_net_verbs_defaults(&config);
+	kvp_fake.port_state = IBV_PORT_DOWN;
+	cr_assert_eq(vp_open(&node, &config, SLOT, err, sizeof(err)), -ENODEV);
+	cr_assert_not_null(strstr(err, "fake0: port 1 is"), "%s", err);
+	kvp_fake.port_state = IBV_PORT_ACTIVE;
+	config.gid_index = 1; /* RoCE v1 */
+	cr_assert_eq(vp_open(&node, &config, SLOT, err, sizeof(err)), -ENODEV);
+	cr_assert_not_null(strstr(err, "no RoCE v2 GID at that index"), "%s", err);
+	config.gid_index = -1;
+	config.exclude = "other0, fake0";
+	cr_assert_eq(vp_open(&node, &config, SLOT, err, sizeof(err)), -ENODEV);
+	cr_assert_not_null(strstr(err, "no RDMA device"), "%s", err);
+	config.exclude = "fake";
+	config.device = "real0";
+	cr_assert_eq(vp_open(&node, &config, SLOT, err, sizeof(err)), -ENODEV);
+	cr_assert_not_null(strstr(err, "real0"), "%s", err);
+	expect_nothing_left();
+}
+
+Test(net_verbs, pci_distance)
+{
+	const char *gpu = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0";
+
+	cr_assert_eq(kvp_nic_distance(gpu, gpu), 0);
+	cr_assert_eq(kvp_nic_distance(gpu, "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.1"), 2);
+	cr_assert_eq(kvp_nic_distance(gpu, "/sys/devices/pci0000:00/0000:00:02.0/0000:02:00.0"), 4);
+	cr_assert_eq(kvp_nic_distance(gpu, "/sys/devices/pci0000:80/0000:80:02.0/0000:82:00.0"), 6);
+	cr_assert_eq(kvp_nic_distance(gpu, "/sys/devices/pci0000:00/0000:00:01.0"), 1);
+}
+
+Test(net_verbs, messages_and_payloads)
+{
+	struct vp_node a, b;
+	uint64_t seq = 0;
+
+	open_pair(&a, &b, 64);
+	for (uint32_t i = 0; i < 300; i++) {
+		size_t bytes = 1 + (size_t)i * 211 % SLOT;
+		uint32_t offset = i % 2 ? (uint32_t)(SLOT - bytes) / 2 : 0;
+
+		while (vp_put(&a, &b, seq, i % VP_SLOTS, offset, bytes, offset == 0) == -EAGAIN)
+			vp_idle(&a, &b, 1);
+		seq++;
+		send_until_taken(&a, &b, seq++);
+		cr_assert(vp_turn(&a, &b, &b.messages, seq, 2000));
+	}
+	cr_assert_eq(b.data, 300);
+	cr_assert(vp_turn(&a, &b, &a.sent_ok, 300, 2000));
+	close_pair(&a, &b);
+}
+
+/* Whatever the depth: never more under way than there are receives, so the fake, which fails a send
+ * without a receive at once, never does. */
+Test(net_verbs, credits_at_every_depth)
+{
+	for (uint32_t depth = 16; depth <= 40; depth++) {
+		struct vp_node a, b;
+
+		open_pair(&a, &b, depth);
+		vp_idle(&a, &b, 2);
+		for (uint64_t i = 0; i < 200; i++) {
+			unsigned tries = 0;
+
+			while (vp_send(&a, i) == -EAGAIN && tries++ < 1000) {
+				/* The receiver looks only now and then. */
+				(void)kvp_net_verbs.progress(a.net);
+				if (tries % 3 == 0)
+					(void)kvp_net_verbs.progress(b.net);
+			}
+			cr_assert_lt(tries, 1000);
+		}
+		cr_assert(vp_turn(&a, &b, &b.messages, 200, 2000));
+		cr_assert_eq(a.failed + b.failed, 0);
+		close_pair(&a, &b);
+	}
+}
+
+/* The n-th request of all fails: everything taken is told once, the endpoint fails once, and after
+ * it is closed a new one works. */
+Test(net_verbs, failure_at_every_request)
+{
+	for (uint64_t n = 1; n <= 20; n++) {
+		struct vp_node a, b;
+		uint64_t taken = 0;
+
+		open_pair(&a, &b, 32);
+		vp_idle(&a, &b, 2);
+		kvp_fake.fail_at = kvp_fake.n_posted + n;
+		kvp_fake.fail_status = IBV_WC_RETRY_EXC_ERR;
+		for (uint64_t i = 0; i < 20; i++) {
+			taken += vp_put(&a, &b, i, (uint32_t)i % VP_SLOTS, 0, 100, true) == 0;
+			if (i % 3 == 0)
+				(void)kvp_net_verbs.progress(a.net);
+		}
+		cr_assert(vp_turn(&a, &b, &a.told, taken, 2000), "%lu of %lu", a.told, taken);
+		cr_assert(vp_turn(&a, &b, &a.failed, 1, 2000));
+		cr_assert_eq(a.sent_ok, n - 1);
+		cr_assert_eq(a.last_status, -ETIMEDOUT);
+		kvp_net_verbs.ep_close(a.net, a.ep);
+		cr_assert(vp_turn(&a, &b, &a.closed, 1, 2000));
+		cr_assert_eq(a.told, taken);
+
+		cr_assert_eq(vp_connect(&a, &b), 0);
+		b.next_seq = 50;
+		send_until_taken(&a, &b, 50);
+		cr_assert(vp_turn(&a, &b, &b.messages, n, 2000));
+		close_pair(&a, &b);
+	}
+}
+
+/* A close tells of all that is under way before it says closed, even if the card is silent. */
+Test(net_verbs, close_with_requests_at_the_card)
+{
+	struct vp_node a, b;
+
+	open_pair(&a, &b, 32);
+	vp_idle(&a, &b, 2);
+	kvp_fake.hold = true;
+	for (uint64_t i = 0; i < 10; i++)
+		cr_assert_eq(vp_put(&a, &b, i, (uint32_t)i, 0, 1000, true), 0);
+	(void)kvp_net_verbs.progress(a.net);
+	kvp_net_verbs.ep_close(a.net, a.ep);
+	cr_assert(vp_turn(&a, &b, &a.closed, 1, 4000));
+	cr_assert_eq(a.sent_bad, 10);
+	cr_assert_eq(b.data, 0);
+	kvp_fake.hold = false;
+	close_pair(&a, &b);
+}
+
+/* closed() promises that the peer cannot write here any more: its connection is gone too. */
+Test(net_verbs, closing_shuts_the_peer_out)
+{
+	struct vp_node a, b;
+
+	open_pair(&a, &b, 32);
+	send_until_taken(&a, &b, 0);
+	cr_assert(vp_turn(&a, &b, &b.messages, 1, 2000));
+	kvp_net_verbs.ep_close(b.net, b.ep);
+	cr_assert(vp_turn(&b, NULL, &b.closed, 1, 2000));
+	cr_assert_eq(vp_put(&a, &b, 1, 1, 0, 64, true), 0);
+	cr_assert(vp_turn(&a, &b, &a.failed, 1, 2000));
+	cr_assert_eq(b.land[b.stride], 0, "it was written to");
+	close_pair(&a, &b);
+}
+
+Test(net_verbs, lost_datagrams_are_repeated)
+{
+	struct vp_node a, b;
+
+	kvp_fake_reset();
+	kvp_fake.drop_datagrams = true;
+	{
+		struct kvp_net_verbs_config config;
+		char err[256];
+
+		kvp_net_verbs_defaults(&config);
+		cr_assert_eq(vp_open(&a, &config, SLOT, err, sizeof(err)), 0);
+		cr_assert_eq(vp_open(&b, &config, SLOT, err, sizeof(err)), 0);
+	}
+	cr_assert_eq(vp_connect(&a, &b), 0);
+	vp_idle(&a, &b, 120);
+	cr_assert_eq(vp_send(&a, 0), -EAGAIN);
+	kvp_fake.drop_datagrams = false;
+	send_until_taken(&a, &b, 0);
+	cr_assert(vp_turn(&a, &b, &b.messages, 1, 2000));
+	cr_assert_eq(kvp_fake.n_qps, 4, "one of each end, and two for datagrams");
+	close_pair(&a, &b);
+}
+
+Test(net_verbs, wrong_addresses)
+{
+	struct vp_node a, b;
+	struct kvp_net_ep *ep;
+
+	open_pair(&a, &b, 32);
+	for (size_t i = 0; i < b.addr_bytes; i++) {
+		b.addr[i] ^= 1;
+		cr_assert_lt(kvp_net_verbs.ep_open(a.net, b.addr, b.addr_bytes, &a, &ep), 0);
+		b.addr[i] ^= 1;
+	}
+	cr_assert_lt(kvp_net_verbs.ep_open(a.net, b.addr, b.addr_bytes - 1, &a, &ep), 0);
+	cr_assert_lt(kvp_net_verbs.ep_open(a.net, NULL, 0, &a, &ep), 0);
+	close_pair(&a, &b);
+}
+
+/* Who does not know the secret half of an address is not answered. */
+Test(net_verbs, a_stranger_is_not_connected)
+{
+	struct kvp_vb_address address;
+	struct vp_node a, b;
+	uint32_t qps;
+
+	open_pair(&a, &b, 32);
+	vp_idle(&a, &b, 2);
+	kvp_net_verbs.ep_close(a.net, a.ep);
+	cr_assert(vp_turn(&a, &b, &a.closed, 1, 2000));
+	qps = kvp_fake.n_qps;
+	memcpy(&address, b.addr, sizeof(address));
+	address.id[3] ^= 1;
+	kvp_vb_address_seal(&address);
+	memcpy(b.addr, &address, sizeof(address));
+	cr_assert_eq(vp_connect(&a, &b), 0);
+	cr_assert(vp_turn(&a, &b, &a.failed, 1, 8000));
+	cr_assert_eq(a.last_status, -ETIMEDOUT);
+	cr_assert_eq(kvp_fake.n_qps, qps + 1, "only the stranger's own");
+	close_pair(&a, &b);
+}
+
+Test(net_verbs, too_many_connections_are_rejected)
+{
+	struct kvp_net_verbs_config config;
+	struct vp_node a[3], b;
+	char err[256];
+
+	kvp_fake_reset();
+	kvp_net_verbs_defaults(&config);
+	config.depth = 16;
+	for (uint32_t i = 0; i < 3; i++)
+		cr_assert_eq(vp_open(&a[i], &config, SLOT, err, sizeof(err)), 0);
+	kvp_fake.max_cqe = 2 * (16 + KVP_VB_BACK_DEPTH + 1) + 2 * KVP_VB_UD_DEPTH + 1;
+	cr_assert_eq(vp_open(&b, &config, SLOT, err, sizeof(err)), 0);
+	for (uint32_t i = 0; i < 3; i++)
+		cr_assert_eq(vp_connect(&a[i], &b), 0);
+	send_until_taken(&a[0], &b, 0);
+	cr_assert(vp_turn(&a[2], &b, &a[2].failed, 1, 2000));
+	cr_assert_eq(a[2].last_status, -ENOBUFS);
+	for (uint32_t i = 0; i < 3; i++)
+		vp_close(&a[i]);
+	vp_close(&b);
+	expect_nothing_left();
+}
+
+Test(net_verbs, port_events)
+{
+	struct vp_node a, b;
+
+	open_pair(&a, &b, 32);
+	send_until_taken(&a, &b, 0);
+	cr_assert(vp_turn(&a, &b, &b.messages, 1, 2000));
+	kvp_fake_event(IBV_EVENT_PORT_ERR, NULL);
+	cr_assert(vp_turn(&a, NULL, &a.failed, 1, 2000));
+	cr_assert_eq(a.last_status, -ENETDOWN);
+	kvp_net_verbs.ep_close(a.net, a.ep);
+	cr_assert(vp_turn(&a, &b, &a.closed, 1, 2000));
+	cr_assert_eq(vp_connect(&a, &b), -ENETDOWN);
+	kvp_fake_event(IBV_EVENT_PORT_ACTIVE, NULL);
+	vp_idle(&a, NULL, 30);
+	cr_assert_eq(vp_connect(&a, &b), 0);
+	b.next_seq = 1;
+	send_until_taken(&a, &b, 1);
+	cr_assert(vp_turn(&a, &b, &b.messages, 2, 2000));
+	close_pair(&a, &b);
+}
+
+Test(net_verbs, a_dead_device_fails_all)
+{
+	struct vp_node a, b;
+
+	open_pair(&a, &b, 32);
+	vp_idle(&a, &b, 2);
+	kvp_fake_event(IBV_EVENT_DEVICE_FATAL, NULL);
+	cr_assert(vp_turn(&a, NULL, &a.failed, 1, 2000));
+	kvp_net_verbs.ep_close(a.net, a.ep);
+	cr_assert(vp_turn(&a, NULL, &a.closed, 1, 4000));
+	cr_assert_eq(vp_connect(&a, &b), -ENODEV);
+	close_pair(&a, &b);
+}
+
+Test(net_verbs, an_idle_connection_is_tried)
+{
+	struct kvp_net_verbs_config config;
+	struct vp_node a, b;
+	char err[256];
+
+	kvp_fake_reset();
+	kvp_net_verbs_defaults(&config);
+	config.keepalive_ns = 20000000;
+	cr_assert_eq(vp_open(&a, &config, SLOT, err, sizeof(err)), 0);
+	cr_assert_eq(vp_open(&b, &config, SLOT, err, sizeof(err)), 0);
+	cr_assert_eq(vp_connect(&a, &b), 0);
+	send_until_taken(&a, &b, 0);
+	vp_idle(&a, &b, 200);
+	cr_assert_eq(a.failed, 0);
+	vp_close(&b); /* its queue pairs are gone without a word */
+	cr_assert(vp_turn(&a, NULL, &a.failed, 1, 2000));
+	vp_close(&a);
+	expect_nothing_left();
+}
+
+Test(net_verbs, sleep_wakes_up)
+{
+	struct vp_node a, b;
+
+	open_pair(&a, &b, 32);
+	send_until_taken(&a, &b, 0);
+	cr_assert(vp_turn(&a, &b, &b.messages, 1, 2000));
+	for (uint64_t i = 1; i <= 20; i++) {
+		struct pollfd pfd = { .fd = kvp_net_verbs.fd(b.net), .events = POLLIN };
+
+		while (kvp_net_verbs.progress(b.net) > 0 || kvp_net_verbs.arm(b.net) < 0 ||
+		       kvp_net_verbs.progress(b.net) > 0)
+			;
+		cr_assert_eq(vp_send(&a, i), 0);
+		(void)kvp_net_verbs.progress(a.net);
+		cr_assert_eq(poll(&pfd, 1, 2000), 1);
+		cr_assert(vp_turn(&a, &b, &b.messages, i + 1, 2000));
+	}
+	close_pair(&a, &b);
+}
