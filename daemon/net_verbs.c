@@ -130,6 +130,8 @@ static void complete(struct kvp_net *net, const struct ibv_wc *wc)
 	if (kvp_qp_wr_is_recv(wc->wr_id)) {
 		if (wc->status == IBV_WC_SUCCESS)
 			kvp_vb_received(ep, wc);
+		else if (wc->status == IBV_WC_WR_FLUSH_ERR)
+			ep->flushed = true; /* the request that has the reason tells, mostly */
 		else
 			kvp_vb_conn_fail(ep, kvp_qp_errno(wc->status));
 		return;

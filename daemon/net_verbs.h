@@ -137,6 +137,7 @@ struct kvp_net_ep {
 	bool passive;
 	bool tell_failed; /* failed() is due */
 	bool dirty;       /* in net->dirty */
+	bool flushed;     /* its receives are: it is lost, at the next tick for want of a reason */
 	uint32_t idx;     /* in net->conns */
 	uint32_t tag;
 	enum kvp_vb_state state;

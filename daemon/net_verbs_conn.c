@@ -382,6 +382,10 @@ void kvp_vb_conn_tick(struct kvp_net *net)
 {
 	struct kvp_net_ep *ep, *next;
 
+	for (uint32_t i = 0; i < net->n_conns_max; i++) {
+		if (net->conns[i] && net->conns[i]->flushed)
+			kvp_vb_conn_fail(net->conns[i], -ECONNRESET);
+	}
 	TAILQ_FOREACH(ep, &net->eps, link)
 	{
 		if (ep->state == KVP_VB_OPEN)

@@ -163,8 +163,12 @@ int vp_open(struct vp_node *node, const struct kvp_net_verbs_config *config, siz
 		r = make_known(node, err, err_bytes);
 	if (r == 0)
 		r = kvp_net_verbs.address(node->net, node->addr, sizeof(node->addr));
-	if (r < 0)
+	if (r < 0) {
+		kvp_net_verbs.close(node->net);
+		free(node->land);
+		free(node->pack);
 		return r;
+	}
 	node->addr_bytes = (size_t)r;
 	return 0;
 }

@@ -169,6 +169,7 @@ Test(net_verbs, failure_at_every_request)
 		cr_assert(vp_turn(&a, &b, &a.told, taken, 2000), "%lu of %lu", a.told, taken);
 		cr_assert(vp_turn(&a, &b, &a.failed, 1, 2000));
 		cr_assert_eq(a.sent_ok, n - 1);
+		cr_assert(vp_turn(&a, &b, &b.messages, n - 1, 2000));
 		cr_assert_eq(a.last_status, -ETIMEDOUT);
 		kvp_net_verbs.ep_close(a.net, a.ep);
 		cr_assert(vp_turn(&a, &b, &a.closed, 1, 2000));
