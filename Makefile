@@ -35,7 +35,7 @@ SECS ?= 60
 VERSION := 0.1.0
 
 comma := ,
-BUILD := build/$(if $(FUZZ),fuzz,$(or $(subst $(comma),+,$(SAN)),plain))-$(notdir $(firstword $(CC)))$(if $(KVP_TEST),-test)
+BUILD := build/$(if $(FUZZ),fuzz,$(or $(subst $(comma),+,$(SAN)),plain))-$(notdir $(firstword $(CC)))$(if $(KVP_TEST),-test)$(if $(filter 0,$(CUDA)),-nocuda)
 Q := $(if $(V),,@)
 say = $(if $(V)$(findstring s,$(firstword -$(MAKEFLAGS))),,@printf '  %-5s %s\n' '$(1)' '$(@:$(BUILD)/%=%)')
 
@@ -45,7 +45,11 @@ SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-fr
 	$(if $(FUZZ),-fsanitize=fuzzer-no-link)
 # UCX last: its libraries export the symbols of a copy of inih.
 PKGS := libuv libprotobuf-c libcjson inih libxxhash ucx libibverbs librdmacm
-CPPFLAGS_ALL := -D_GNU_SOURCE -DKVP_VERSION='"$(VERSION)"' $(if $(KVP_TEST),-DKVP_TEST=1) -I. -I$(BUILD) \
+# The kernels need a toolkit; the driver is looked for when the daemon runs.
+NVCC := $(if $(filter 0,$(CUDA)),,$(shell command -v nvcc 2>/dev/null))
+CUDA_INC := $(if $(NVCC),$(patsubst %/cuda.h,%,$(firstword $(wildcard $(dir $(shell readlink -f $(NVCC)))../include/cuda.h))))
+CUDA_ARCHS := 80 90 100
+CPPFLAGS_ALL := -D_GNU_SOURCE $(if $(CUDA_INC),-DKVP_CUDA=1 -isystem $(CUDA_INC)) -DKVP_VERSION='"$(VERSION)"' $(if $(KVP_TEST),-DKVP_TEST=1) -I. -I$(BUILD) \
 	$(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 CFLAGS_ALL = -std=gnu17 -fPIC -pthread -fstack-protector-strong $(if $(SAN)$(FUZZ),,-D_FORTIFY_SOURCE=2) $(SANFLAGS) $(CFLAGS)
 LDFLAGS_ALL = -pthread -Wl,--as-needed -Wl,-z,relro,-z,now $(SANFLAGS) $(LDFLAGS)
@@ -56,14 +60,16 @@ PBC := $(patsubst %.proto,$(BUILD)/%.pb-c.c,$(wildcard proto/*.proto))
 PBH := $(PBC:.c=.h)
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
 PROTO_OBJ := $(call obj,$(wildcard proto/*.c)) $(PBC:.c=.o)
-DAEMON_OBJ := $(call obj,$(filter-out daemon/main.c,$(wildcard daemon/*.c)))
+DAEMON_OBJ := $(call obj,$(filter-out daemon/main.c,$(wildcard daemon/*.c))) $(if $(CUDA_INC),$(BUILD)/kernels/image.o)
 CTL_OBJ := $(call obj,$(wildcard client/ctl*.c))
 CLIENT_OBJ := $(call obj,$(filter-out client/ctl%.c,$(wildcard client/*.c)))
 bin = $(patsubst %.c,$(BUILD)/%,$(wildcard $(1)))
 CRITERION_BIN := $(call bin,tests/test_*.c)
 FUZZ_BIN := $(call bin,tests/fuzz_*.c)
 PLAIN_BIN := $(call bin,tests/stress_*.c tests/bench_*.c tests/replay_*.c tests/demo*.c)
-TEST_BIN := $(CRITERION_BIN) $(FUZZ_BIN) $(PLAIN_BIN)
+# The same tests of lanes with a GPU that is none.
+FAKE_GPU_BIN := $(patsubst %,$(BUILD)/tests/%_gpu,test_lane test_lane_rooms test_lane_fair test_lane_hostile)
+TEST_BIN := $(CRITERION_BIN) $(FAKE_GPU_BIN) $(FUZZ_BIN) $(PLAIN_BIN)
 RXE_BIN := $(BUILD)/tests/rxe_checks
 
 PROTO_A := $(BUILD)/libkvp-proto.a
@@ -74,7 +80,6 @@ SUPPORT_A := $(BUILD)/libsupport.a
 TEST_LIBS := $(SUPPORT_A) $(DAEMON_A) $(CLIENT_A) $(PROTO_A)
 MAINS := $(if $(wildcard daemon/main.c),$(BUILD)/kvpackd) $(if $(shell grep -s '^int main' client/ctl*.c),$(BUILD)/kvpackctl)
 SYMFILE := $(wildcard client/libkvpack.sym)
-NVCC := $(if $(filter 0,$(CUDA)),,$(shell command -v nvcc 2>/dev/null))
 RUN_ENV := KVP_TOP=$(CURDIR) KVP_BIN=$(CURDIR)/$(BUILD)
 CH_FILES = $(wildcard $(shell git ls-files -co --exclude-standard '*.[ch]'))
 C_FILES = $(filter %.c,$(CH_FILES))
@@ -85,7 +90,7 @@ C_FILES = $(filter %.c,$(CH_FILES))
 .SECONDARY:
 
 all: $(PROTO_A) $(DAEMON_A) $(CLIENT_A) $(if $(CLIENT_OBJ),$(CLIENT_SO)) $(MAINS)
-	$(if $(filter 0,$(MAKELEVEL)),@echo "CUDA: left out ($(if $(NVCC),no kernels in this tree,no toolkit)); pools in host memory only")
+	$(if $(CUDA_INC),,$(if $(filter 0,$(MAKELEVEL)),@echo "CUDA: left out ($(if $(filter 0,$(CUDA)),CUDA=0,no toolkit)); pools in host memory only"))
 
 tests: all $(TEST_BIN) $(RXE_BIN)
 
@@ -108,6 +113,15 @@ $(BUILD)/proto/%.pb-c.o: $(BUILD)/proto/%.pb-c.c | $(PBH)
 	$(call say,CC)
 	$(compile) -w
 
+$(BUILD)/kernels/move.fatbin: kernels/move.cu kernels/move.h Makefile
+	$(call say,NVCC)
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) -std=c++17 -O3 -I. -ccbin gcc -fatbin $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$a$(comma)code=sm_$a) \
+		-gencode arch=compute_$(lastword $(CUDA_ARCHS))$(comma)code=compute_$(lastword $(CUDA_ARCHS)) -o $@ $<
+$(BUILD)/kernels/image.o: kernels/image.S $(BUILD)/kernels/move.fatbin
+	$(call say,AS)
+	$(Q)$(CC) -c -DKVP_MOVE_IMAGE='"$(BUILD)/kernels/move.fatbin"' -o $@ $<
+
 $(PROTO_A): $(PROTO_OBJ)
 $(DAEMON_A): $(DAEMON_OBJ)
 $(CLIENT_A): $(CLIENT_OBJ)
@@ -126,14 +140,15 @@ $(CLIENT_SO): $(CLIENT_OBJ) $(PROTO_OBJ) $(SYMFILE)
 
 $(BUILD)/kvpackd: $(BUILD)/daemon/main.o $(DAEMON_A) $(PROTO_A)
 $(BUILD)/kvpackctl: $(CTL_OBJ) $(CLIENT_A) $(PROTO_A)
-$(TEST_BIN): $(BUILD)/%: $(BUILD)/%.o $(TEST_LIBS)
+$(filter-out $(FAKE_GPU_BIN),$(TEST_BIN)): $(BUILD)/%: $(BUILD)/%.o $(TEST_LIBS)
+$(FAKE_GPU_BIN): %_gpu: %.o $(BUILD)/tests/fake_gpu.o $(TEST_LIBS)
 $(RXE_BIN): $(call obj,$(wildcard tests/rxe/*.c)) $(TEST_LIBS)
 # With FUZZ=1 libFuzzer brings main(); otherwise a small main replays the corpus.
 $(BUILD)/tests/test_ctl_plan: $(BUILD)/client/ctl_plan.o
 $(BUILD)/tests/test_qp $(BUILD)/tests/test_net_verbs: $(BUILD)/tests/fake_verbs.o
 $(FUZZ_BIN): $(if $(FUZZ),,$(BUILD)/tests/corpus_main.o)
 $(FUZZ_BIN): EXTRA := $(if $(FUZZ),-fsanitize=fuzzer)
-$(CRITERION_BIN): EXTRA := -lcriterion
+$(CRITERION_BIN) $(FAKE_GPU_BIN): EXTRA := -lcriterion
 $(MAINS) $(TEST_BIN) $(RXE_BIN):
 	$(call say,LD)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(EXTRA) $(LIBS)
@@ -182,8 +197,7 @@ fuzz: deps
 lint: deps $(PBH)
 	@echo $(C_FILES) | tr ' ' '\n' | xargs -P2 -n1 tests/tidy.sh $(CPPFLAGS_ALL) -std=gnu17 --
 	@cppcheck -q -j2 --std=c11 --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
-		$$(printf '#include <sys/queue.h>\n#include <utlist.h>\n' | $(CC) -xc -M - | tr ' ' '\n' | \
-			sed -n '/queue.h\|utlist.h/s/^/--include=/p') \
+		--include=$$(echo '#include <sys/queue.h>' | $(CC) -xc -M - | tr ' ' '\n' | grep queue.h) \
 		--suppress=missingIncludeSystem --suppress=memleak --suppress=resourceLeak -I. -DKVP_TEST=1 $(filter-out tests/test_%,$(C_FILES))
 
 format: deps
