@@ -14,7 +14,7 @@
 
 #define BATCHES 8u       /* launches that may run at a time */
 #define FAR_ENTRIES 512u /* of a batch; more than KVP_MOVE_ENTRIES take several launches */
-#define FAR_RUNS 16384u
+#define FAR_RUNS 65536u
 
 extern const unsigned char kvp_move_image[]; /* fat binary, embedded by the build */
 
@@ -38,22 +38,44 @@ struct kvp_gpu {
 	uint64_t launched, finished;   /* tickets */
 	struct kvp_gpu_stats stats;
 	struct kvp_move_near_job args; /* scratch of a launch: too large for comfort on the stack */
-	char uuid[48], name[128];
+	char uuid[KVP_GPU_UUID], name[128];
+	char error[96];
 };
 
-static int check(const struct kvp_gpu *gpu, CUresult res, const char *call)
+/* Keeps what a room's end will be told. */
+static int check(struct kvp_gpu *gpu, CUresult res, const char *call)
 {
+	if (res != CUDA_SUCCESS)
+		snprintf(gpu->error, sizeof(gpu->error), "%s: %s", call,
+			 kvp_cuda_name(gpu->cuda, res));
 	return kvp_cuda_check(gpu->cuda, res, call);
 }
 
-static void format_uuid(char *out, size_t bytes, const CUuuid *uuid)
+int kvp_gpu_list(char uuids[][KVP_GPU_UUID], char *err, size_t err_bytes)
 {
-	const unsigned char *b = (const unsigned char *)uuid->bytes;
+	const struct kvp_cuda *cuda = kvp_cuda_get(err, err_bytes);
+	CUdevice device;
+	CUuuid uuid;
+	int n = 0;
 
-	snprintf(out, bytes,
-		 "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0],
-		 b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13],
-		 b[14], b[15]);
+	if (!cuda)
+		return -ENODEV;
+	if (kvp_cuda_check(cuda, cuda->cuDeviceGetCount(&n), "cuDeviceGetCount") < 0)
+		n = 0;
+	n = KVP_MIN(n, (int)KVP_GPU_MAX);
+	for (int i = 0; i < n; i++) {
+		int r = kvp_cuda_check(cuda, cuda->cuDeviceGet(&device, i), "cuDeviceGet");
+
+		if (r == 0)
+			r = kvp_cuda_check(cuda, cuda->cuDeviceGetUuid(&uuid, device),
+					   "cuDeviceGetUuid");
+		if (r < 0) {
+			snprintf(err, err_bytes, "GPU %d has no UUID: %s", i, strerror(-r));
+			return r;
+		}
+		kvp_gpu_uuid_text(uuids[i], (const uint8_t *)uuid.bytes);
+	}
+	return n;
 }
 
 /* Ordinals differ between processes, so that the configuration and clients name UUIDs. */
@@ -72,7 +94,7 @@ static int find_device(struct kvp_gpu *gpu, const char *name, char *err, size_t 
 				  "cuDeviceGetUuid");
 		if (r)
 			break;
-		format_uuid(gpu->uuid, sizeof(gpu->uuid), &uuid);
+		kvp_gpu_uuid_text(gpu->uuid, (const uint8_t *)uuid.bytes);
 		snprintf(ordinal, sizeof(ordinal), "%d", i);
 		if (!strcmp(name, gpu->uuid) || !strcmp(name, ordinal))
 			return check(gpu,
@@ -216,7 +238,7 @@ int kvp_gpu_open(struct kvp_gpu **out, const char *name, char *err, size_t err_b
 		r = batch_init(gpu, &gpu->batches[i]);
 	if (r) {
 		snprintf(err, err_bytes, "GPU %s (%s) cannot be opened: %s", gpu->uuid, gpu->name,
-			 strerror(-r));
+			 gpu->error[0] ? gpu->error : strerror(-r));
 		return r;
 	}
 	*out = KVP_TAKE(gpu);
@@ -307,13 +329,28 @@ int kvp_gpu_launch(struct kvp_gpu *gpu, uint64_t *ticket)
 				KVP_MIN(batch->jobs.n_entries - at, (uint32_t)KVP_MOVE_ENTRIES));
 	if (r == 0)
 		r = check(gpu, gpu->cuda->cuEventRecord(batch->done, gpu->stream), "cuEventRecord");
-	if (r)
-		return r;
+	if (r) {
+		/* A part of it may run; nobody has a ticket for that. */
+		int sync = gpu->cuda->cuStreamSynchronize(gpu->stream) == CUDA_SUCCESS ? 0 : -EIO;
+
+		kvp_jobs_reset(&batch->jobs);
+		return sync ? sync : r;
+	}
 	gpu->stats.runs += batch->jobs.n_runs;
 	gpu->stats.bytes += batch->jobs.bytes;
 	batch->ticket = ++gpu->launched;
 	*ticket = gpu->launched;
 	return 0;
+}
+
+uint64_t kvp_gpu_next(const struct kvp_gpu *gpu)
+{
+	return gpu->launched + 1;
+}
+
+const char *kvp_gpu_error(const struct kvp_gpu *gpu)
+{
+	return gpu->error;
 }
 
 int kvp_gpu_poll(struct kvp_gpu *gpu, uint64_t *ticket)
@@ -339,6 +376,12 @@ int kvp_gpu_drain(struct kvp_gpu *gpu)
 	if (r == 0)
 		gpu->finished = gpu->launched;
 	return r;
+}
+
+const char *kvp_gpu_build(void)
+{
+	return "kernels for sm_80, sm_90, sm_100 and later; the driver is loaded when "
+	       "gpu.devices names a GPU";
 }
 
 #endif

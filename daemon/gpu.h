@@ -17,6 +17,16 @@
 
 struct kvp_gpu;
 
+#define KVP_GPU_UUID 48u /* bytes of "GPU-..." */
+#define KVP_GPU_MAX 15u
+
+/* "GPU-xxxxxxxx-..." of 16 bytes. */
+void kvp_gpu_uuid_text(char out[KVP_GPU_UUID], const uint8_t bytes[16]);
+/* The UUIDs of the GPUs that the driver lists, at most KVP_GPU_MAX; -ENODEV with words in `err`. */
+int kvp_gpu_list(char uuids[][KVP_GPU_UUID], char *err, size_t err_bytes);
+/* "13.0 in driver, kernels for sm_80 ..." or why there is none; loads no driver. */
+const char *kvp_gpu_build(void);
+
 /* The device with that UUID ("GPU-...") or ordinal; `err` says why not. Binds the calling thread.
  */
 int kvp_gpu_open(struct kvp_gpu **out, const char *name, char *err, size_t err_bytes);
@@ -41,6 +51,10 @@ struct kvp_jobs *kvp_gpu_jobs(struct kvp_gpu *gpu);
  * nothing to launch (the last one's then).
  */
 int kvp_gpu_launch(struct kvp_gpu *gpu, uint64_t *ticket);
+/* The ticket that what the tables hold will have. */
+uint64_t kvp_gpu_next(const struct kvp_gpu *gpu);
+/* The last error in words, with the driver's name of it. */
+const char *kvp_gpu_error(const struct kvp_gpu *gpu);
 /* All launches with tickets up to *ticket are over, and their writes visible to the host and to
  * other processes' later work on the device. Never waits. Negative errno when one failed. */
 int kvp_gpu_poll(struct kvp_gpu *gpu, uint64_t *ticket);

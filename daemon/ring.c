@@ -12,28 +12,32 @@
 /* Slots with a gap begin on pages like those without. */
 #define GAP_ALIGN 4096u
 
-int kvp_ring_init(struct kvp_ring *ring, uint32_t n, uint64_t slot_bytes, uint32_t gap)
+static uint64_t stride_of(uint64_t slot_bytes, uint32_t gap)
 {
-	void *base;
+	return gap ? KVP_ALIGN_UP(slot_bytes + gap, GAP_ALIGN) : slot_bytes;
+}
 
-	*ring = (struct kvp_ring){ .slot_bytes = slot_bytes };
+uint64_t kvp_ring_bytes(uint32_t n, uint64_t slot_bytes, uint32_t gap)
+{
 	if (n == 0 || slot_bytes == 0 || slot_bytes > SIZE_MAX / n - gap - GAP_ALIGN)
-		return -ENOMEM;
+		return 0;
+	return n * stride_of(slot_bytes, gap);
+}
 
-	ring->stride = gap ? KVP_ALIGN_UP(slot_bytes + gap, GAP_ALIGN) : slot_bytes;
+int kvp_ring_init_at(struct kvp_ring *ring, uint32_t n, uint64_t slot_bytes, uint32_t gap,
+		     void *base)
+{
+	*ring = (struct kvp_ring){ .slot_bytes = slot_bytes };
+	if (kvp_ring_bytes(n, slot_bytes, gap) == 0)
+		return -ENOMEM;
 
 	ring->slots = calloc(n, sizeof(*ring->slots));
 	if (!ring->slots)
 		return -ENOMEM;
 
-	base = mmap(NULL, n * ring->stride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-		    0);
-	if (base == MAP_FAILED) {
-		kvp_ring_fini(ring);
-		return -ENOMEM;
-	}
-
+	ring->stride = stride_of(slot_bytes, gap);
 	ring->base = base;
+	ring->lent = true;
 	ring->n = n;
 	ring->n_free = n;
 	for (uint32_t i = n; i-- > 0;) {
@@ -45,9 +49,32 @@ int kvp_ring_init(struct kvp_ring *ring, uint32_t n, uint64_t slot_bytes, uint32
 	return 0;
 }
 
+int kvp_ring_init(struct kvp_ring *ring, uint32_t n, uint64_t slot_bytes, uint32_t gap)
+{
+	uint64_t bytes = kvp_ring_bytes(n, slot_bytes, gap);
+	void *base;
+	int r;
+
+	*ring = (struct kvp_ring){ .slot_bytes = slot_bytes };
+	if (bytes == 0)
+		return -ENOMEM;
+
+	base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (base == MAP_FAILED)
+		return -ENOMEM;
+
+	r = kvp_ring_init_at(ring, n, slot_bytes, gap, base);
+	if (r < 0) {
+		(void)munmap(base, bytes); /* it was ours to map */
+		return r;
+	}
+	ring->lent = false;
+	return 0;
+}
+
 void kvp_ring_fini(struct kvp_ring *ring)
 {
-	if (ring->base)
+	if (ring->base && !ring->lent)
 		(void)munmap(ring->base, ring->n * ring->stride); /* it was ours to map */
 	free(ring->slots);
 	*ring = (struct kvp_ring){ 0 };
@@ -69,6 +96,7 @@ struct kvp_slot *kvp_ring_take(struct kvp_ring *ring, uint32_t uid, uint64_t now
 	slot->uid = uid;
 	slot->refs = 1;
 	slot->token = 0;
+	slot->ticket = 0;
 	slot->user = NULL;
 	slot->since_ns = now_ns;
 	return slot;
@@ -82,7 +110,30 @@ void kvp_ring_put(struct kvp_ring *ring, struct kvp_slot *slot)
 
 	slot->token = 0;
 	slot->user = NULL;
+	if (slot->ticket > ring->over) {
+		slot->next_free = ring->kept;
+		ring->kept = slot;
+		return;
+	}
 	slot->next_free = ring->free;
 	ring->free = slot;
 	ring->n_free++;
+}
+
+void kvp_ring_over(struct kvp_ring *ring, uint64_t ticket)
+{
+	struct kvp_slot **at = &ring->kept;
+	struct kvp_slot *slot;
+
+	ring->over = ticket;
+	while ((slot = *at)) {
+		if (slot->ticket > ticket) {
+			at = &slot->next_free;
+			continue;
+		}
+		*at = slot->next_free;
+		slot->next_free = ring->free;
+		ring->free = slot;
+		ring->n_free++;
+	}
 }

@@ -4,11 +4,15 @@
 /*
  * A ring of equal slots of host memory: the pack ring or the landing ring of a lane. One thread.
  *
+ * A GPU may still read or write a slot that its users have put: a slot with a ticket that is not
+ * over stays out of use until kvp_ring_over() has heard of it.
+ *
  * The slot that was freed last is taken first: its memory is still in the cache, and a ring that is
  * never full touches only a part of its memory. A slot is zeroed when the uid whose bytes it holds
  * changes.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,21 +24,30 @@ struct kvp_slot {
 	uint64_t token;    /* landing: what DATA must name; 0: none is accepted */
 	void *user;        /* who shows as its holder */
 	uint64_t since_ns; /* taken at */
+	uint64_t ticket;   /* of the last launch that uses it; 0: none */
 	uint32_t uid;      /* whose bytes it holds or held */
 	struct kvp_slot *next_free;
 };
 
 struct kvp_ring {
 	struct kvp_slot *slots; /* owned [n] */
-	uint8_t *base;          /* owned mapping of n * stride */
+	uint8_t *base;          /* mapping of n * stride, owned unless lent */
+	bool lent;
 	uint64_t slot_bytes;
 	uint64_t stride; /* from slot to slot: a slot, its gap and what aligns the next */
 	uint32_t n, n_free;
 	struct kvp_slot *free; /* last freed first */
+	struct kvp_slot *kept; /* put, but a launch uses them */
+	uint64_t over;         /* tickets up to it are over */
 };
 
 /* `gap`: bytes that are to be left behind each slot. 0 or -ENOMEM. */
 int kvp_ring_init(struct kvp_ring *ring, uint32_t n, uint64_t slot_bytes, uint32_t gap);
+/* Bytes that such a ring takes; 0: more than there can be. */
+uint64_t kvp_ring_bytes(uint32_t n, uint64_t slot_bytes, uint32_t gap);
+/* The same in memory of the caller's, which outlives the ring. */
+int kvp_ring_init_at(struct kvp_ring *ring, uint32_t n, uint64_t slot_bytes, uint32_t gap,
+		     void *base);
 /* A ring of zeroes is fine. */
 void kvp_ring_fini(struct kvp_ring *ring);
 
@@ -43,6 +56,9 @@ struct kvp_slot *kvp_ring_take(struct kvp_ring *ring, uint32_t uid, uint64_t now
 
 /* Gives one reference back; the last one frees the slot. */
 void kvp_ring_put(struct kvp_ring *ring, struct kvp_slot *slot);
+
+/* Launches with tickets up to that are over. */
+void kvp_ring_over(struct kvp_ring *ring, uint64_t ticket);
 
 /* Bytes [0, end) are about to be written. */
 static inline void kvp_slot_dirty(struct kvp_slot *slot, uint64_t end)

@@ -2,12 +2,15 @@
 # Checks from the includes that dependencies point downwards only:
 #   proto/   includes proto/ and the public header client/kvpack.h, which includes nothing of ours
 #   client/  includes client/ and proto/; kvpackctl (client/ctl*) only the public API and the planner
-#   daemon/  includes what proto/ may, and daemon/ files of a lower rank (or the same name)
+#   daemon/  includes what proto/ may, kernels/*.h, and daemon/ files of a lower rank (or the same name)
 #
 # Ranks of daemon/, lowest first; files on one line may include each other. A name with * is a prefix.
 ranks="
 log inbox config notify
 board table net ring copy
+cuda jobs
+gpu*
+mover
 nic qp rail*
 net_verbs* net_ucx*
 lane* rx* tx* link
@@ -66,7 +69,7 @@ while IFS=: read -r file text; do
 	client/*) [[ $inc == client/* || $inc == proto/* ]] || error "$file includes $inc: client/ may include client/ and proto/ only" ;;
 	daemon/*)
 		case $inc in
-		proto/* | client/kvpack.h) ;;
+		proto/* | client/kvpack.h | kernels/*.h) ;;
 		daemon/*)
 			a=${file#daemon/} a=${a%.*} b=${inc#daemon/} b=${b%.*}
 			[ -n "${rank[$a]}" ] && [ -n "${rank[$b]}" ] || continue
