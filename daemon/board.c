@@ -79,6 +79,7 @@ const char *kvp_wait_name(enum kvp_wait wait)
 		[KVP_WAITS_PACK_SLOT] = "pack slot", [KVP_WAITS_LANDED] = "landed",
 		[KVP_WAITS_SENDER] = "sender",       [KVP_WAITS_LAND_SLOT] = "landing slot",
 		[KVP_WAITS_DATA] = "data",           [KVP_WAITS_HELD] = "test point",
+		[KVP_WAITS_GPU] = "gpu",
 	};
 
 	return (unsigned)wait < KVP_WAITS_N ? names[wait] : "unknown";

@@ -24,8 +24,9 @@ enum kvp_board_kind {
 	KVP_BOARD_POOL,
 	KVP_BOARD_FENCE,
 	KVP_BOARD_EP,
-	KVP_BOARD_RX, /* destination end of a room */
-	KVP_BOARD_TX, /* sender end of a room */
+	KVP_BOARD_RX,   /* destination end of a room */
+	KVP_BOARD_TX,   /* sender end of a room */
+	KVP_BOARD_LANE, /* a lane's own: FAILED when its device is lost to the process */
 };
 
 /* What the object waits for now; each is a `waiting` row of kvpackctl with its oldest age. */
@@ -42,6 +43,7 @@ enum kvp_wait {
 	KVP_WAITS_LAND_SLOT, /* a want is here, no landing slot is free (rx) */
 	KVP_WAITS_DATA,      /* granted; the data has not come (rx) */
 	KVP_WAITS_HELD,      /* kept at a test point */
+	KVP_WAITS_GPU,       /* launched; the GPU has not finished */
 	KVP_WAITS_N,
 };
 
@@ -52,6 +54,7 @@ enum {
 	KVP_BOARD_QUIET = 1u << 2,    /* the lane is done with the object for good */
 	KVP_BOARD_RECALLED = 1u << 3, /* tx: `recalled_from` answers the recall order; the loop
 				       * clears it (kvp_board_clear) before it orders another */
+	KVP_BOARD_READY = 1u << 4,    /* pool with memory of a GPU: it is mapped */
 	KVP_BOARD_POSTED = 1u << 31,  /* in the loop's inbox, or on its way there */
 };
 

@@ -126,6 +126,11 @@ static const struct kvp_config_key keys[] = {
 	NUM(host, slots, COUNT, 2, 4096, "64", "slots of the pack ring, and of the landing ring"),
 	NUM(host, slot_bytes, BYTES, 64 * KIB, 64 * MIB, "1M", "bytes of one slot"),
 
+	KEY(gpu, devices, STR, devices, 1, KVP_CONFIG_LIST_MAX - 1, "none", NULL,
+	    "GPUs whose pools are served: none, all, or UUIDs (GPU-...) separated by commas"),
+	NUM(gpu, slots, COUNT, 2, 256, "8", "slots of a GPU's pack ring, and of its landing ring"),
+	NUM(gpu, slot_bytes, BYTES, 64 * KIB, 64 * MIB, "8M", "bytes of one slot"),
+
 	NUM(limits, max_rooms, COUNT, 1, 1 << 20, "50000", "rooms at the same time"),
 	NUM(limits, max_pools, COUNT, 1, 65536, "1024", "pools"),
 	NUM(limits, max_entries, COUNT, 1, 65536, "512", "entries of one pool"),

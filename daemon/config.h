@@ -102,6 +102,11 @@ struct kvp_config {
 		uint64_t slot_bytes;
 	} host;
 	struct {
+		char devices[KVP_CONFIG_LIST_MAX]; /* "none", "all" or UUIDs, separated by commas */
+		uint32_t slots;
+		uint64_t slot_bytes;
+	} gpu;
+	struct {
 		uint32_t max_rooms;
 		uint32_t max_pools;
 		uint32_t max_entries;       /* of one pool */

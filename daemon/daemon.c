@@ -15,6 +15,7 @@
 #include <utlist.h>
 
 #include "daemon/core.h"
+#include "daemon/gpu.h"
 #include "daemon/log.h"
 #include "daemon/net.h"
 #include "daemon/nic.h"
@@ -57,7 +58,22 @@ struct kvp_daemon {
 	enum stop_state stop;
 	uint64_t stop_deadline_ns, hang_deadline_ns;
 	int exit_status;
+	struct kvp_board lane_boards[KVP_CORE_LANES];
+	char gpus[KVP_GPU_MAX][KVP_GPU_UUID], gpu_names[KVP_GPU_MAX][16];
 };
+
+static void begin_stop(struct kvp_daemon *daemon, uint64_t drain_ns);
+
+/* A process that has lost a GPU cannot use it again: its clients are told, then it ends. */
+static void lane_lost(struct kvp_daemon *daemon, struct kvp_board *board)
+{
+	if (!(kvp_board_take(board) & KVP_BOARD_FAILED) || daemon->exit_status != 0)
+		return;
+	kvp_log(KVP_LOG_ERR, "%s: stopping, a new process can use the GPU again", board->text);
+	daemon->exit_status = 1;
+	if (daemon->stop == STOP_NOT)
+		begin_stop(daemon, 0);
+}
 
 /* ---- boards */
 
@@ -76,6 +92,9 @@ static void dispatch(struct kvp_daemon *daemon, struct kvp_board *board)
 	case KVP_BOARD_RX:
 	case KVP_BOARD_TX:
 		kvp_rooms_board(daemon->core.rooms, board);
+		return;
+	case KVP_BOARD_LANE:
+		lane_lost(daemon, board);
 		return;
 	}
 	assert(false); /* there is no other kind */
@@ -382,6 +401,59 @@ static const struct kvp_net_ops *choose_net(const struct kvp_config *config,
 	return &kvp_net_ucx;
 }
 
+/* UUIDs that gpu.devices names, checked by the driver when it says `all`. */
+static int choose_gpus(struct kvp_daemon *daemon, char *err, size_t err_bytes)
+{
+	const char *devices = daemon->core.config->gpu.devices;
+	char list[KVP_CONFIG_LIST_MAX], *rest = list, *name;
+	int n = 0;
+
+	if (strcmp(devices, "none") == 0)
+		return 0;
+	if (strcmp(devices, "all") == 0)
+		return kvp_gpu_list(daemon->gpus, err, err_bytes);
+	(void)snprintf(list, sizeof(list), "%s", devices); /* fits */
+	while ((name = strtok_r(rest, ", ", &rest))) {
+		if (n == (int)KVP_GPU_MAX || strlen(name) >= KVP_GPU_UUID) {
+			(void)snprintf(err, err_bytes, "gpu.devices: \"%.60s\": at most %u UUIDs",
+				       name, KVP_GPU_MAX);
+			return -EINVAL;
+		}
+		(void)snprintf(daemon->gpus[n++], KVP_GPU_UUID, "%s", name); /* fits */
+	}
+	return n;
+}
+
+/* A lane for each GPU, like the host's but for its device and rings. */
+static int start_gpus(struct kvp_daemon *daemon, const struct kvp_lane_config *host, char *err,
+		      size_t err_bytes)
+{
+	struct kvp_core *core = &daemon->core;
+	int n = choose_gpus(daemon, err, err_bytes);
+
+	for (int i = 0; i < n; i++) {
+		struct kvp_lane_config lane = *host;
+		uint32_t at = core->n_lanes;
+		int r;
+
+		(void)snprintf(daemon->gpu_names[i], sizeof(daemon->gpu_names[i]), "gpu%d", i);
+		kvp_board_init(&daemon->lane_boards[at], KVP_BOARD_LANE, at);
+		lane.name = daemon->gpu_names[i];
+		lane.gpu = daemon->gpus[i];
+		lane.slots = core->config->gpu.slots;
+		lane.slot_bytes = core->config->gpu.slot_bytes;
+		lane.board = &daemon->lane_boards[at];
+		r = kvp_lane_start(&core->lanes[at], &lane, err, err_bytes);
+		if (r < 0)
+			return r;
+		core->lane_names[at] = lane.name;
+		core->n_lanes++;
+		kvp_log(KVP_LOG_NOTICE, "lane %s: %s, rings in pinned host memory", lane.name,
+			kvp_lane_device(core->lanes[at]));
+	}
+	return KVP_MIN(n, 0);
+}
+
 static int start_lane(struct kvp_daemon *daemon, char *err, size_t err_bytes)
 {
 	struct kvp_core *core = &daemon->core;
@@ -410,10 +482,14 @@ static int start_lane(struct kvp_daemon *daemon, char *err, size_t err_bytes)
 		return r;
 	core->lane_names[0] = lane.name;
 	core->n_lanes = 1;
+	r = start_gpus(daemon, &lane, err, err_bytes);
+	if (r < 0)
+		return r;
 	core->pools = (struct kvp_pools){ .config = config,
 					  .lanes = core->lanes,
 					  .n_lanes = core->n_lanes };
-	core->fences.lane = core->lanes[0];
+	core->fences.lanes = core->lanes;
+	core->fences.n_lanes = core->n_lanes;
 	return 0;
 }
 

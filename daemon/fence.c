@@ -13,7 +13,8 @@ static void destroy(struct kvp_fence *fence)
 	if (!fence)
 		return;
 	kvp_memfd_unmap(&fence->mem);
-	free(fence->end_order);
+	for (uint32_t i = 0; i < fence->n_parts; i++)
+		free(fence->parts[i].end_order);
 	free(fence);
 }
 
@@ -22,23 +23,42 @@ static void destroyp(struct kvp_fence **fence)
 	destroy(*fence);
 }
 
-static Kvp__Status hand_over(struct kvp_fence *fence, char *err)
+static void hand_over(struct kvp_fence *fence, struct kvp_order_fence **orders)
 {
-	KVP_CLEANUP(kvp_freep) struct kvp_order_fence *order = calloc(1, sizeof(*order));
-
-	fence->end_order = calloc(1, sizeof(*fence->end_order));
-	if (!order || !fence->end_order) {
-		(void)snprintf(err, KVP_FENCE_ERR, "no memory for a fence");
-		return KVP__STATUS__STATUS_NO_MEMORY;
-	}
 	fence->id = ++fence->fences->last_id;
-	kvp_board_init(&fence->board, KVP_BOARD_FENCE, fence->id);
-	order->order.type = KVP_ORDER_FENCE_ADD;
-	order->board = &fence->board;
-	order->words = (const _Atomic uint64_t *)(const void *)fence->mem.map;
-	order->n_words = fence->n_words;
-	kvp_lane_order(fence->lane, &KVP_TAKE(order)->order);
-	return KVP__STATUS__STATUS_OK;
+	for (uint32_t i = 0; i < fence->n_parts; i++) {
+		struct kvp_fence_part *part = &fence->parts[i];
+		struct kvp_order_fence *order = KVP_TAKE(orders[i]);
+
+		kvp_board_init(&part->board, KVP_BOARD_FENCE, fence->id);
+		part->fence = fence;
+		order->order.type = KVP_ORDER_FENCE_ADD;
+		order->board = &part->board;
+		order->words = (const _Atomic uint64_t *)(const void *)fence->mem.map;
+		order->n_words = fence->n_words;
+		kvp_lane_order(fence->fences->lanes[i], &order->order);
+	}
+}
+
+/* All lanes get it or none: what that takes is made before. */
+static Kvp__Status give_to_lanes(struct kvp_fence *fence, char *err)
+{
+	struct kvp_order_fence *orders[KVP_FENCE_LANES] = { NULL };
+	bool all = true;
+
+	for (uint32_t i = 0; i < fence->n_parts; i++) {
+		orders[i] = calloc(1, sizeof(*orders[i]));
+		fence->parts[i].end_order = calloc(1, sizeof(*fence->parts[i].end_order));
+		all = all && orders[i] && fence->parts[i].end_order;
+	}
+	if (all) {
+		hand_over(fence, orders);
+		return KVP__STATUS__STATUS_OK;
+	}
+	for (uint32_t i = 0; i < fence->n_parts; i++)
+		free(orders[i]);
+	(void)snprintf(err, KVP_FENCE_ERR, "no memory for a fence");
+	return KVP__STATUS__STATUS_NO_MEMORY;
 }
 
 Kvp__Status kvp_fence_register(struct kvp_fences *fences, const Kvp__FenceRegister *msg, int fd,
@@ -53,7 +73,7 @@ Kvp__Status kvp_fence_register(struct kvp_fences *fences, const Kvp__FenceRegist
 	}
 	fence->client_id = msg->fence;
 	fence->n_words = msg->words;
-	fence->lane = fences->lane;
+	fence->n_parts = KVP_MIN(fences->n_lanes, KVP_FENCE_LANES);
 	fence->fences = fences;
 	status = kvp_memfd_map(fd, "fd 0", false, &fence->mem, err, KVP_FENCE_ERR);
 	if (status != KVP__STATUS__STATUS_OK)
@@ -64,7 +84,7 @@ Kvp__Status kvp_fence_register(struct kvp_fences *fences, const Kvp__FenceRegist
 			       msg->words, fence->mem.bytes, fence->mem.bytes / 8);
 		return KVP__STATUS__STATUS_INVALID;
 	}
-	status = hand_over(fence, err);
+	status = give_to_lanes(fence, err);
 	if (status != KVP__STATUS__STATUS_OK)
 		return status;
 	fences->n++;
@@ -74,22 +94,24 @@ Kvp__Status kvp_fence_register(struct kvp_fences *fences, const Kvp__FenceRegist
 
 void kvp_fence_end(struct kvp_fence *fence, void (*ended)(void *arg), void *arg)
 {
-	struct kvp_order_id *order = KVP_TAKE(fence->end_order);
-
 	assert(!fence->ending);
 	fence->ending = true;
 	fence->ended = ended;
 	fence->ended_arg = arg;
-	order->order.type = KVP_ORDER_FENCE_END;
-	order->id = fence->id;
-	kvp_lane_order(fence->lane, &order->order);
+	for (uint32_t i = 0; i < fence->n_parts; i++) {
+		struct kvp_order_id *order = KVP_TAKE(fence->parts[i].end_order);
+
+		order->order.type = KVP_ORDER_FENCE_END;
+		order->id = fence->id;
+		kvp_lane_order(fence->fences->lanes[i], &order->order);
+	}
 }
 
 void kvp_fence_board(struct kvp_board *board)
 {
-	struct kvp_fence *fence = KVP_CONTAINER_OF(board, struct kvp_fence, board);
+	struct kvp_fence *fence = KVP_CONTAINER_OF(board, struct kvp_fence_part, board)->fence;
 
-	if (!(kvp_board_take(board) & KVP_BOARD_QUIET))
+	if (!(kvp_board_take(board) & KVP_BOARD_QUIET) || ++fence->n_quiet < fence->n_parts)
 		return;
 	assert(fence->ending && fence->fences->n > 0);
 	fence->fences->n--;

@@ -5,7 +5,7 @@
  * Fences: 64-bit timeline words in a client's memfd that say when rows may be read. The daemon only
  * reads them. Loop thread only.
  *
- * A fence ends like a pool: its lane answers KVP_BOARD_QUIET, then it is unmapped and freed.
+ * A fence ends like a pool: its lanes answer KVP_BOARD_QUIET, then it is unmapped and freed.
  */
 
 #include <stdbool.h>
@@ -15,16 +15,26 @@
 #include "daemon/lane.h"
 #include "daemon/memfd.h"
 
+#define KVP_FENCE_LANES 16u
+
+struct kvp_fence;
+
+/* What one lane has of a fence. */
+struct kvp_fence_part {
+	struct kvp_board board; /* kind FENCE, id = that of the fence */
+	struct kvp_fence *fence;
+	struct kvp_order_id *end_order; /* owned; NULL once it has gone out */
+};
+
 struct kvp_fence {
-	struct kvp_board board; /* kind FENCE, id = `id` */
-	uint64_t id;            /* the lane's name of it */
-	uint32_t client_id;     /* the client's name of it */
+	uint64_t id;        /* the lanes' name of it */
+	uint32_t client_id; /* the client's name of it */
 	uint32_t n_words;
 	bool ending;
-	struct kvp_memfd mem;           /* owned */
-	struct kvp_lane *lane;          /* borrowed */
-	struct kvp_order_id *end_order; /* owned; NULL once it has gone out */
-	void (*ended)(void *arg);       /* just before the free; may be NULL */
+	struct kvp_memfd mem;                         /* owned */
+	struct kvp_fence_part parts[KVP_FENCE_LANES]; /* of each lane */
+	uint32_t n_parts, n_quiet;
+	void (*ended)(void *arg); /* just before the free; may be NULL */
 	void *ended_arg;
 	struct kvp_fences *fences;     /* borrowed */
 	struct kvp_fence *prev, *next; /* of its session (utlist) */
@@ -32,7 +42,8 @@ struct kvp_fence {
 
 /* All fences of the daemon; embedded. */
 struct kvp_fences {
-	struct kvp_lane *lane; /* borrowed; polls all words */
+	struct kvp_lane *const *lanes; /* borrowed [n_lanes]; each polls the words of its rooms */
+	uint32_t n_lanes;
 	uint32_t n;
 	uint64_t last_id;
 };

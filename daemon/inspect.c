@@ -9,6 +9,7 @@
 
 #include <utlist.h>
 
+#include "daemon/gpu.h"
 #include "daemon/memfd.h"
 #include "daemon/net.h"
 #include "daemon/server.h"
@@ -240,7 +241,7 @@ cJSON *kvp_inspect_version(const struct kvp_inspect *ask)
 	kvp_inspect_num(version, "protocol_max", KVP_PROTO_VERSION_MAX);
 	add_features(version);
 	(void)cJSON_AddStringToObject(version, "ucx", kvp_net_ucx_version());
-	(void)cJSON_AddStringToObject(version, "cuda", "not built in");
+	(void)cJSON_AddStringToObject(version, "cuda", kvp_gpu_build());
 	return version;
 }
 
@@ -267,7 +268,7 @@ static void add_lane_state(const struct kvp_inspect *ask, cJSON *lane, uint32_t 
 				   : 0;
 
 	(void)cJSON_AddStringToObject(lane, "name", core->lane_names[i]);
-	(void)cJSON_AddStringToObject(lane, "device", "host memory");
+	(void)cJSON_AddStringToObject(lane, "device", kvp_lane_device(core->lanes[i]));
 	(void)cJSON_AddStringToObject(lane, "transport",
 				      status->net_describe[0] ? status->net_describe : "none");
 	kvp_inspect_num(lane, "turns", status->turns);
@@ -289,6 +290,18 @@ static void add_holds(const struct kvp_core *core, cJSON *lane,
 	kvp_inspect_num(holds, kvp_hold_name(KVP_HOLD_OFFER), kvp_rooms_kept_offers(core->rooms));
 }
 #endif
+
+static void add_gpu(cJSON *lane, const struct kvp_lane *of, const struct kvp_lane_status *status)
+{
+	cJSON *gpu = cJSON_AddObjectToObject(lane, "gpu");
+
+	(void)cJSON_AddStringToObject(gpu, "uuid", kvp_lane_gpu(of));
+	(void)cJSON_AddStringToObject(gpu, "rings", "pinned host memory");
+	kvp_inspect_num(gpu, "launches", status->launches);
+	kvp_inspect_num(gpu, "busy", status->gpu_busy);
+	kvp_inspect_num(gpu, "imports", status->imports);
+	kvp_inspect_num(gpu, "import_bytes", status->import_bytes);
+}
 
 static cJSON *lane_object(const struct kvp_inspect *ask, uint32_t i)
 {
@@ -319,7 +332,11 @@ static cJSON *lane_object(const struct kvp_inspect *ask, uint32_t i)
 	kvp_inspect_num(lane, "sleeps", status.sleeps);
 	kvp_inspect_num(lane, "wakes", status.wakes);
 	kvp_inspect_num(lane, "quarantined", status.net.stuck);
-	(void)cJSON_AddStringToObject(lane, "pack", core->config->lane.pack ? "on" : "off");
+	(void)cJSON_AddStringToObject(
+		lane, "pack",
+		core->config->lane.pack || kvp_lane_gpu(core->lanes[i])[0] ? "on" : "off");
+	if (kvp_lane_gpu(core->lanes[i])[0])
+		add_gpu(lane, core->lanes[i], &status);
 #ifdef KVP_TEST
 	add_holds(core, lane, &status);
 #endif
@@ -439,6 +456,7 @@ cJSON *kvp_inspect_clients(const struct kvp_inspect *ask)
 static cJSON *pool_object(const struct kvp_inspect *ask, const struct kvp_pool *pool)
 {
 	static const char *const states[] = {
+		[KVP_POOL_STARTING] = "starting",
 		[KVP_POOL_ACTIVE] = "active",
 		[KVP_POOL_ENDING] = "ending",
 		[KVP_POOL_PAUSED] = "paused",
@@ -449,6 +467,7 @@ static cJSON *pool_object(const struct kvp_inspect *ask, const struct kvp_pool *
 	kvp_inspect_num(object, "client", pool->session);
 	kvp_inspect_num(object, "uid", pool->uid);
 	(void)cJSON_AddStringToObject(object, "state", states[pool->state]);
+	(void)cJSON_AddStringToObject(object, "device", kvp_lane_device(pool->lane));
 	kvp_inspect_num(object, "bytes", pool->bytes);
 	kvp_inspect_num(object, "rooms", pool->n_users);
 	if (!ask->admin && pool->uid != ask->uid)

@@ -129,6 +129,7 @@ static uint32_t turn(struct kvp_lane *lane)
 
 	lane->now_ns = kvp_lane_now();
 	n += progress(lane);
+	n += kvp_lane_moved(lane);
 	n += kvp_rx_scatters(lane);
 	TAILQ_FOREACH(link, &lane->links, link)
 	n += kvp_rx_answers(link) + kvp_link_tend(link);
@@ -144,6 +145,7 @@ static uint32_t turn(struct kvp_lane *lane)
 	n += kvp_rx_late(lane);
 	n += kvp_tx_fences(lane);
 	n += settle(lane);
+	kvp_mover_launch(&lane->mover);
 
 	atomic_store_explicit(&lane->turn_ns, lane->now_ns, memory_order_relaxed);
 	kvp_board_add(&lane->turns, 1);
@@ -196,6 +198,17 @@ static void rest(struct kvp_lane *lane)
 		kvp_wakefd_clear(lane->wake_fd);
 }
 
+/* A GPU has no descriptor to sleep on: what is on its way there is looked at again soon. */
+static void nap(struct kvp_lane *lane)
+{
+	const struct timespec ts = { .tv_nsec = KVP_LANE_NAP_NS };
+	struct pollfd fd = { .fd = lane->wake_fd, .events = POLLIN };
+
+	(void)ppoll(&fd, 1, &ts, NULL);
+	if (fd.revents)
+		kvp_wakefd_clear(lane->wake_fd);
+}
+
 static void run(struct kvp_lane *lane)
 {
 	uint64_t progress_ns = kvp_lane_now();
@@ -209,7 +222,10 @@ static void run(struct kvp_lane *lane)
 			lane->counts.spins++;
 			continue;
 		}
-		rest(lane);
+		if (kvp_mover_busy(&lane->mover))
+			nap(lane);
+		else
+			rest(lane);
 	}
 }
 
@@ -281,8 +297,13 @@ static int open_net(struct kvp_lane *lane)
 static void *lane_main(void *arg)
 {
 	struct kvp_lane *lane = arg;
-	int r = open_net(lane);
+	int r = 0;
 
+	lane->now_ns = kvp_lane_now();
+	if (kvp_lane_on_gpu(lane))
+		r = kvp_lane_gpu_open(lane, lane->start_err, sizeof(lane->start_err));
+	if (r == 0)
+		r = open_net(lane);
 	kvp_lane_publish(lane);
 	lane->start_result = r;
 	(void)sem_post(&lane->started); /* cannot overflow: posted once */
@@ -293,6 +314,8 @@ static void *lane_main(void *arg)
 		lane->config.net->close(lane->net);
 		lane->net = NULL;
 	}
+	if (kvp_lane_on_gpu(lane))
+		kvp_lane_gpu_close(lane);
 	return NULL;
 }
 
@@ -352,6 +375,8 @@ static int init_memory(struct kvp_lane *lane)
 	if (!lane->rx_pool || !lane->tx_pool || !lane->parts || !lane->land_keys)
 		return -ENOMEM;
 
+	if (kvp_lane_on_gpu(lane)) /* its rings are made when it is open */
+		return 0;
 	r = kvp_ring_init(&lane->pack, lane->config.slots, lane->config.slot_bytes, 0);
 	if (r < 0)
 		return r;
@@ -370,6 +395,12 @@ static void init_lists(struct kvp_lane *lane)
 	TAILQ_INIT(&lane->fenced);
 	TAILQ_INIT(&lane->rx_free);
 	TAILQ_INIT(&lane->tx_free);
+	TAILQ_INIT(&lane->gathering);
+	TAILQ_INIT(&lane->scattering);
+	TAILQ_INIT(&lane->local_free);
+	TAILQ_INIT(&lane->local_moving);
+	TAILQ_INIT(&lane->leaving_rxs);
+	TAILQ_INIT(&lane->leaving_txs);
 }
 
 static int lane_create(struct kvp_lane **out, const struct kvp_lane_config *config)
@@ -382,6 +413,8 @@ static int lane_create(struct kvp_lane **out, const struct kvp_lane_config *conf
 
 	lane->config = *config;
 	lane->wake_fd = -1;
+	lane->config.pack = config->pack || config->gpu; /* a transport cannot read a GPU's rows */
+	(void)snprintf(lane->device, sizeof(lane->device), "host memory");
 	init_lists(lane);
 	kvp_inbox_init(&lane->inbox, kvp_wakefd_wake, &lane->wake_fd);
 	if (sem_init(&lane->started, 0, 0) < 0)
@@ -456,6 +489,16 @@ const void *kvp_lane_address(const struct kvp_lane *lane, uint32_t *bytes)
 uint64_t kvp_lane_slot_bytes(const struct kvp_lane *lane)
 {
 	return lane->config.slot_bytes;
+}
+
+const char *kvp_lane_gpu(const struct kvp_lane *lane)
+{
+	return lane->config.gpu ? lane->config.gpu : "";
+}
+
+const char *kvp_lane_device(const struct kvp_lane *lane)
+{
+	return lane->device;
 }
 
 const char *kvp_lane_transport(const struct kvp_lane *lane)

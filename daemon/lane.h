@@ -60,8 +60,17 @@ struct kvp_order_id {
 	uint32_t value; /* TX_RECALL: first seq to withdraw; HOLD: on or off */
 };
 
-/* A mapped pool. Mapping and unmapping are the loop's; POOL_END answers QUIET once no rx or tx uses
- * it (the loop has ended those before). */
+/* Memory of a GPU that a pool lies in. */
+struct kvp_lane_memory {
+	bool vmm; /* else by IPC handle */
+	uint8_t handle[64];
+	uint64_t offset, bytes;         /* in the allocation, or the chunks */
+	uint32_t first_chunk, n_chunks; /* VMM */
+};
+
+/* A mapped pool. POOL_END answers QUIET once no rx or tx uses it (the loop has ended those before).
+ * Mapping and unmapping of host memory are the loop's. Memory of a GPU is mapped by its lane, which
+ * says READY then, or FAILED and QUIET, and unmapped before QUIET. */
 struct kvp_order_pool {
 	struct kvp_order order;
 	struct kvp_board *board; /* id = the pool's */
@@ -69,8 +78,13 @@ struct kvp_order_pool {
 	bool writable;
 	uint32_t n_entries;
 	struct kvp_entry *entries; /* owned [n_entries]; base is the offset in the fd */
-	uint8_t **fd_maps;         /* owned array [n_fds] of the loop's mappings */
+	uint8_t **fd_maps;         /* owned array [n_fds] of mappings, or of device addresses */
 	uint32_t n_fds;
+	struct kvp_lane_memory *memories; /* owned [n_fds]; NULL: host memory */
+	uint64_t owner;                   /* whose handles they are: the session */
+	int *chunk_fds;                   /* owned [n_chunks], and the descriptors too */
+	uint64_t *chunk_bytes;            /* owned [n_chunks] */
+	uint32_t n_chunks;
 };
 
 struct kvp_order_fence {
@@ -193,7 +207,8 @@ struct kvp_order_chunk {
 struct kvp_lane;
 
 struct kvp_lane_config {
-	const char *name; /* "host" */
+	const char *name; /* "host", "gpu0" */
+	const char *gpu;  /* UUID; NULL: host memory */
 	uint32_t slots;   /* of each ring */
 	uint64_t slot_bytes;
 	uint64_t spin_ns;
@@ -203,6 +218,7 @@ struct kvp_lane_config {
 	const char *interface;
 	uint16_t port_lo, port_hi;
 	const struct kvp_net_verbs_config *verbs; /* borrowed, for that transport */
+	struct kvp_board *board;                  /* the lane's own, or NULL */
 	/* Boards are pushed here. Called on the lane's thread. */
 	struct kvp_inbox *loop;
 };
@@ -217,9 +233,15 @@ void kvp_lane_stop(struct kvp_lane *lane);
 /* Any thread; never blocks. The order is the lane's from here on. */
 void kvp_lane_order(struct kvp_lane *lane, struct kvp_order *order);
 
+/* Frees an order that no lane has been given, and what it owns. */
+void kvp_order_free(struct kvp_order *order);
+
 /* This lane's transport address (fixed after start); 0 bytes without transport. */
 const void *kvp_lane_address(const struct kvp_lane *lane, uint32_t *bytes);
 uint64_t kvp_lane_slot_bytes(const struct kvp_lane *lane);
+/* The UUID of the lane's GPU, "" for host memory; and what to call the device. */
+const char *kvp_lane_gpu(const struct kvp_lane *lane);
+const char *kvp_lane_device(const struct kvp_lane *lane);
 /* "ucx", "verbs"; "" without transport. */
 const char *kvp_lane_transport(const struct kvp_lane *lane);
 
@@ -254,7 +276,9 @@ struct kvp_lane_status {
 	uint64_t want_refused; /* wants beyond a session's limit */
 	uint64_t slot_waits;   /* times a piece had to wait for a slot */
 	uint64_t spins, sleeps, wakes;
-	uint32_t holds[8]; /* test builds: pieces kept at each test point */
+	uint64_t launches, gpu_busy;    /* launches sent out; of them not over */
+	uint64_t imports, import_bytes; /* memory of clients on the GPU, mapped now */
+	uint32_t holds[8];              /* test builds: pieces kept at each test point */
 	struct kvp_lane_slot_status pack[KVP_LANE_SLOTS_SHOWN], land[KVP_LANE_SLOTS_SHOWN];
 	struct kvp_net_stats net;
 	char net_describe[64];

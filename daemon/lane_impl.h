@@ -18,6 +18,7 @@
 #include <sys/queue.h>
 
 #include "daemon/lane.h"
+#include "daemon/mover.h"
 #include "daemon/ring.h"
 #include "daemon/table.h"
 #include "proto/kvpack.pb-c.h"
@@ -26,6 +27,11 @@
 #define KVP_LANE_RX_PIECES 8192u
 #define KVP_LANE_TX_PIECES 4096u
 #define KVP_LANE_LATE 256u
+#define KVP_LANE_LOCAL_MOVES 256u
+/* A GPU lane looks at its launches that often once it has spun for nothing. */
+#define KVP_LANE_NAP_NS 20000
+/* What a GPU lane launches in a turn, in the place of the numbers below. */
+#define KVP_LANE_TURN_GPU_BYTES (UINT64_C(256) << 20)
 /* Work of one turn: bounded, so that orders and fences are looked at every few milliseconds. */
 #define KVP_LANE_TURN_PROGRESS 16u
 #define KVP_LANE_TURN_GATHER_BYTES (8u << 20)
@@ -54,6 +60,7 @@ TAILQ_HEAD(kvp_links, kvp_link);
 TAILQ_HEAD(kvp_shares, kvp_share);
 TAILQ_HEAD(kvp_chunks, kvp_chunk);
 STAILQ_HEAD(kvp_returns, kvp_return);
+TAILQ_HEAD(kvp_local_moves, kvp_local_move);
 
 /* ---- objects that others refer to ------------------------------------------------------------ */
 
@@ -62,6 +69,7 @@ struct kvp_lane_pool {
 	struct kvp_order_pool *order; /* owned */
 	uint32_t refs;                /* rx and tx that use it */
 	bool ended;
+	struct kvp_gpu_import **imports; /* owned [order->n_fds]; NULL: host memory */
 };
 
 struct kvp_lane_fence {
@@ -142,7 +150,8 @@ struct kvp_link {
 enum kvp_rx_piece_state {
 	KVP_RX_QUEUED,  /* until a landing slot is free and its session's turn has come */
 	KVP_RX_GRANTED, /* until the data is here */
-	KVP_RX_HERE,    /* kept before the scatter by a test point */
+	KVP_RX_HERE,    /* until the scatter: kept by a test point, or until the GPU takes it */
+	KVP_RX_MOVING,  /* until the GPU has scattered it */
 	KVP_RX_LANDED,  /* until LANDED is sent, and until the leg's older pieces have landed */
 	KVP_RX_ORPHAN,  /* its rx is over; until the transport lets go of the slot */
 	KVP_RX_AT_RISK, /* its rx is over, and the sender may still write into the slot by itself;
@@ -174,7 +183,7 @@ struct kvp_rx_piece {
 	uint64_t since_ns;
 	uint64_t set[KVP_LANE_MASK_WORDS];
 	TAILQ_ENTRY(kvp_rx_piece) order; /* leg->order: as wanted; also the free list */
-	/* leg->queued, lane->rx_here, link->landed, link->at_risk */
+	/* leg->queued, lane->rx_here, lane->scattering, link->landed, link->at_risk */
 	TAILQ_ENTRY(kvp_rx_piece) queue;
 };
 
@@ -224,10 +233,23 @@ struct kvp_rx {
 	struct kvp_rx_legs legs;
 	uint32_t n_legs, n_finished;
 	uint32_t n_queued, n_granted, n_here; /* pieces by state */
+	uint32_t n_moving;                    /* on the GPU */
+	uint64_t ticket;                      /* over: the rx is, too */
 	uint32_t blobs_left;                  /* segments and meta that have not landed */
 	struct kvp_rx_blob *blobs;            /* owned [n_segments + 1]; the last is the meta */
 	bool failed, complete, dirty, moved;
-	TAILQ_ENTRY(kvp_rx) dirty_link;
+	TAILQ_ENTRY(kvp_rx) dirty_link; /* also lane->leaving_rxs */
+};
+
+/* A piece on its way from pool to pool, on a GPU. */
+struct kvp_local_move {
+	struct kvp_tx_leg *leg; /* NULL: over */
+	struct kvp_chunk *chunk;
+	struct kvp_rx_piece piece; /* its leg is NULL when the destination is over */
+	uint32_t segment;          /* index in the chunk's list */
+	uint64_t ticket;
+	bool placed; /* in a launch; else it waits for room in one */
+	TAILQ_ENTRY(kvp_local_move) link;
 };
 
 /* ---- sender ---------------------------------------------------------------------------------- */
@@ -246,8 +268,9 @@ struct kvp_tx_piece {
 	uint8_t kind;
 	bool ahead; /* packed without a grant */
 	bool landed, gathered;
-	bool eager;   /* its bytes went with the want */
-	uint32_t idx; /* in the chunk */
+	bool gathering; /* in lane->gathering */
+	bool eager;     /* its bytes went with the want */
+	uint32_t idx;   /* in the chunk */
 	uint32_t tokens;
 	uint32_t segment; /* index in the chunk's list */
 	uint32_t sends;   /* in the transport's hands */
@@ -260,6 +283,7 @@ struct kvp_tx_piece {
 	uint64_t since_ns;
 	TAILQ_ENTRY(kvp_tx_piece) order; /* leg->order; also the free list */
 	TAILQ_ENTRY(kvp_tx_piece) queue; /* link->wanted, link->granted */
+	TAILQ_ENTRY(kvp_tx_piece) moving;
 };
 
 struct kvp_chunk {
@@ -302,10 +326,13 @@ struct kvp_tx {
 	uint32_t n_legs, n_local;
 	uint32_t next_seq;
 	uint32_t local_tokens;                /* of a local piece */
+	uint64_t token_bytes;                 /* of a token's rows in all entries */
 	uint32_t n_wanted, n_granted, n_sent; /* pieces by state */
+	uint32_t n_moving;                    /* on the GPU */
+	uint64_t ticket;                      /* over: the tx is, too */
 	bool started, failed, ended, last_seen, dirty, moved;
 	bool local_queued, fence_queued;
-	TAILQ_ENTRY(kvp_tx) dirty_link, local_link, fence_link;
+	TAILQ_ENTRY(kvp_tx) dirty_link, local_link, fence_link; /* dirty: also lane->leaving_txs */
 };
 
 /* ---- the lane -------------------------------------------------------------------------------- */
@@ -328,7 +355,18 @@ struct kvp_lane {
 	uint32_t addr_bytes;
 
 	uint64_t now_ns; /* once a turn, and after long work */
+	struct kvp_mover mover;
 	struct kvp_ring pack, land;
+	void *ring_memory; /* owned pinned memory of both rings, with a GPU */
+	char device[176];
+	struct kvp_tx_pieces gathering; /* on the GPU, by ticket */
+	struct kvp_rx_pieces scattering;
+	struct kvp_local_move *local_pool; /* owned [KVP_LANE_LOCAL_MOVES], with a GPU */
+	struct kvp_local_moves local_free;
+	struct kvp_local_moves local_moving; /* by ticket; the last may not be launched yet */
+	uint32_t n_local_free;
+	struct kvp_rxs leaving_rxs; /* ended; until the GPU has passed */
+	struct kvp_txs leaving_txs;
 	struct kvp_net_key *land_keys; /* owned, by slot; zeroes if the transport has none */
 	struct kvp_table pools, fences, eps, shares_by_id, rxs, txs;
 	struct kvp_links links;
@@ -404,7 +442,6 @@ int kvp_lane_fence_reached(struct kvp_lane *lane, const struct kvp_order_chunk *
 
 /* lane_orders.c: handles one order, which is the lane's. */
 void kvp_lane_handle(struct kvp_lane *lane, struct kvp_order *order);
-void kvp_order_free(struct kvp_order *order);
 
 /* ---- link.c: endpoints and messages ---------------------------------------------------------- */
 
@@ -481,8 +518,9 @@ void kvp_rx_pass(struct kvp_rx_leg *leg, const struct kvp_rx_piece *piece);
 void kvp_rx_check_finished(struct kvp_rx_leg *leg);
 /* Counts bytes of a segment or the meta that have landed. */
 void kvp_rx_blob_landed(struct kvp_rx *rx, const struct kvp_rx_piece *piece);
-/* Writes a piece into the pool, or the meta to its place. */
-void kvp_rx_scatter(struct kvp_rx_leg *leg, const struct kvp_rx_piece *piece, const uint8_t *from);
+/* Moves a piece into the pool, or the meta to its place: as the calls of a mover. */
+int kvp_rx_scatter(struct kvp_rx_leg *leg, const struct kvp_rx_piece *piece, const uint8_t *from,
+		   uint64_t *ticket);
 struct kvp_rx_piece *kvp_rx_piece_take(struct kvp_lane *lane);
 void kvp_rx_piece_put(struct kvp_lane *lane, struct kvp_rx_piece *piece);
 /* Gives the landing slot back, if the piece has one. */
@@ -501,7 +539,7 @@ uint32_t kvp_rx_grants(struct kvp_lane *lane);
 
 void kvp_tx_add(struct kvp_lane *lane, struct kvp_order_tx *order);
 /* Tokens of a local piece: all its source rows together fit a cache. */
-uint32_t kvp_tx_local_tokens(const struct kvp_tx *tx);
+uint32_t kvp_tx_local_tokens(struct kvp_tx *tx);
 void kvp_tx_leg_add(struct kvp_lane *lane, struct kvp_order_tx_leg *order);
 void kvp_tx_start(struct kvp_lane *lane, uint64_t id);
 void kvp_tx_chunk(struct kvp_lane *lane, struct kvp_order_chunk *order);
@@ -551,6 +589,41 @@ uint32_t kvp_tx_sends(struct kvp_link *link);
 uint32_t kvp_tx_wants(struct kvp_link *link);
 uint32_t kvp_tx_ahead(struct kvp_link *link);
 uint32_t kvp_tx_local(struct kvp_lane *lane);
+/* A leg (of either end, the other NULL) is over: its moves go on without it. tx_local_gpu.c */
+void kvp_local_forget(struct kvp_lane *lane, const struct kvp_tx_leg *tx,
+		      const struct kvp_rx_leg *rx);
+/* The destination has accepted the leg's next piece: moves it on the GPU. */
+void kvp_local_begin(struct kvp_tx_leg *leg, const struct kvp_rx_piece *piece, uint32_t segment);
+/* Launches what could not be launched before: true if nothing is left. */
+bool kvp_local_place(struct kvp_lane *lane);
+/* Moves that are over: how many. */
+uint32_t kvp_local_moved(struct kvp_lane *lane);
+/* Both ends count a piece that is at its destination. tx_local.c */
+void kvp_local_landed(struct kvp_tx_leg *leg, struct kvp_chunk *chunk, struct kvp_rx_piece *piece);
+
+/* ---- lane_gpu.c: what only a lane with a GPU has -------------------------------------------- */
+
+/* On the lane's thread: opens the GPU and makes the rings in pinned memory, smaller ones when there
+ * is no more. `err` says why not. */
+int kvp_lane_gpu_open(struct kvp_lane *lane, char *err, size_t err_bytes);
+void kvp_lane_gpu_close(struct kvp_lane *lane);
+/* What the GPU has finished, and rooms that a failure of it ends: how much was done. */
+uint32_t kvp_lane_moved(struct kvp_lane *lane);
+/* Maps the memories of a pool: 0, or negative errno with a text. */
+int kvp_lane_pool_import(struct kvp_lane *lane, struct kvp_lane_pool *pool, char *err,
+			 size_t err_bytes);
+void kvp_lane_pool_unmap(struct kvp_lane *lane, struct kvp_lane_pool *pool);
+/* An end that the GPU refused to move for: what its room is told. */
+void kvp_tx_move_failed(struct kvp_tx *tx, int err);
+void kvp_rx_move_failed(struct kvp_rx *rx, int err);
+/* Ends of rooms whose last launches are over leave for good. */
+void kvp_tx_leave(struct kvp_tx *tx);
+void kvp_rx_leave(struct kvp_rx *rx);
+
+static inline bool kvp_lane_on_gpu(const struct kvp_lane *lane)
+{
+	return lane->config.gpu != NULL;
+}
 uint32_t kvp_tx_fences(struct kvp_lane *lane);
 /* Sends a granted piece from where it lies, row by row: true when all of it is the transport's. */
 bool kvp_tx_raw(struct kvp_tx_piece *piece);

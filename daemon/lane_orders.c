@@ -3,6 +3,8 @@
 /* What the loop orders: each order is freed here or goes on as a part of the object that it adds.
  */
 
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,8 +25,19 @@ struct kvp_lane_pool *kvp_lane_pool_find(struct kvp_lane *lane, uint64_t id)
 	return node ? KVP_CONTAINER_OF(node, struct kvp_lane_pool, node) : NULL;
 }
 
+static void close_chunks(struct kvp_order_pool *order)
+{
+	for (uint32_t i = 0; i < order->n_chunks; i++)
+		kvp_closep(&order->chunk_fds[i]);
+	order->n_chunks = 0;
+}
+
 static void order_pool_free(struct kvp_order_pool *order)
 {
+	close_chunks(order);
+	free(order->chunk_fds);
+	free(order->chunk_bytes);
+	free(order->memories);
 	free(order->entries);
 	free(order->fd_maps);
 	free(order);
@@ -82,6 +95,46 @@ static void stillborn(struct kvp_lane *lane, struct kvp_order *order, struct kvp
 	kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
 }
 
+/* Memory of a GPU is mapped here: the loop waits for READY. False: the pool is over. */
+static bool pool_map(struct kvp_lane *lane, struct kvp_lane_pool *pool)
+{
+	struct kvp_order_pool *order = pool->order;
+	struct kvp_board *board = order->board;
+	char err[KVP_BOARD_TEXT] = "";
+	int r;
+
+	if (!order->memories)
+		return true;
+	if (kvp_lane_on_gpu(lane)) {
+		r = kvp_lane_pool_import(lane, pool, err, sizeof(err));
+	} else {
+		r = -EINVAL;
+		(void)snprintf(err, sizeof(err), "lane %s has no GPU", lane->config.name);
+	}
+	if (r == 0) {
+		close_chunks(order); /* the mapping holds the memory */
+		kvp_board_post(board, lane->config.loop, KVP_BOARD_READY);
+		return true;
+	}
+	(void)kvp_board_fail(board, lane->config.loop,
+			     r == -ENOMEM                   ? KVP__STATUS__STATUS_NO_MEMORY
+			     : r == -EINVAL || r == -ERANGE ? KVP__STATUS__STATUS_INVALID
+							    : KVP__STATUS__STATUS_SYSTEM,
+			     "%s", err);
+	return false;
+}
+
+static void pool_free(struct kvp_lane *lane, struct kvp_lane_pool *pool)
+{
+	struct kvp_board *board = pool->order->board;
+
+	kvp_lane_pool_unmap(lane, pool);
+	kvp_table_remove(&lane->pools, &pool->node);
+	order_pool_free(pool->order);
+	free(pool);
+	kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
+}
+
 static void pool_add(struct kvp_lane *lane, struct kvp_order_pool *order)
 {
 	struct kvp_lane_pool *pool = calloc(1, sizeof(*pool));
@@ -95,17 +148,10 @@ static void pool_add(struct kvp_lane *lane, struct kvp_order_pool *order)
 	if (kvp_table_add(&lane->pools, &pool->node) < 0) {
 		free(pool);
 		stillborn(lane, &order->order, order->board);
+		return;
 	}
-}
-
-static void pool_free(struct kvp_lane *lane, struct kvp_lane_pool *pool)
-{
-	struct kvp_board *board = pool->order->board;
-
-	kvp_table_remove(&lane->pools, &pool->node);
-	order_pool_free(pool->order);
-	free(pool);
-	kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
+	if (!pool_map(lane, pool))
+		pool_free(lane, pool);
 }
 
 void kvp_lane_pool_put(struct kvp_lane *lane, struct kvp_lane_pool *pool)

@@ -15,6 +15,8 @@ static enum kvp_wait rx_piece_wait(const struct kvp_rx_piece *piece)
 	switch (piece->state) {
 	case KVP_RX_HERE:
 		return KVP_WAITS_HELD;
+	case KVP_RX_MOVING:
+		return KVP_WAITS_GPU;
 	case KVP_RX_GRANTED:
 	case KVP_RX_ORPHAN:
 		return KVP_WAITS_DATA;
@@ -125,6 +127,11 @@ static void fill(struct kvp_lane *lane, struct kvp_lane_status *out)
 	for (uint32_t i = 0; i < KVP_MIN(lane->land.n, KVP_LANE_SLOTS_SHOWN); i++)
 		land_slot(&lane->land.slots[i], &out->land[i]);
 	count_holds(lane, out->holds);
+	if (lane->mover.gpu) {
+		out->launches = lane->mover.last;
+		out->gpu_busy = lane->mover.last - lane->mover.over;
+		out->imports = kvp_gpu_imports_count(lane->mover.imports, &out->import_bytes);
+	}
 	if (lane->net) {
 		out->net = *lane->config.net->stats(lane->net);
 		(void)snprintf(out->net_describe, sizeof(out->net_describe), "%s",

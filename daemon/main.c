@@ -12,6 +12,7 @@
 
 #include "daemon/config.h"
 #include "daemon/daemon.h"
+#include "daemon/gpu.h"
 #include "daemon/log.h"
 #include "daemon/net.h"
 
@@ -37,7 +38,8 @@ static void help(FILE *out)
 
 static void version(void)
 {
-	(void)printf("kvpackd %s\nUCX %s\nCUDA not built in\n", KVP_VERSION, kvp_net_ucx_version());
+	(void)printf("kvpackd %s\nUCX %s\nCUDA %s\n", KVP_VERSION, kvp_net_ucx_version(),
+		     kvp_gpu_build());
 }
 
 static int check_config(const struct kvp_config *config)

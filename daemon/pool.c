@@ -3,6 +3,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,7 @@
 
 #include <utlist.h>
 
+#include "daemon/gpu.h"
 #include "daemon/log.h"
 #include "daemon/memfd.h"
 #include "proto/util.h"
@@ -30,8 +32,27 @@ static void unmap(struct kvp_pool *pool)
 	}
 }
 
+/* What a pool is to lie in. */
+struct source {
+	Kvp__Memory *const *memories; /* [n_memories]; none: each fd is a memfd */
+	size_t n_memories;
+	const int *fds; /* [n_fds] */
+	uint32_t n_fds;
+};
+
+static bool source_on_gpu(const struct source *source)
+{
+	return source->n_memories > 0 && source->memories[0]->gpu.len > 0;
+}
+
+/* What fd_index of the entries counts. */
+static uint32_t source_n(const struct source *source)
+{
+	return source->n_memories ? (uint32_t)source->n_memories : source->n_fds;
+}
+
 /* On refusal nothing is mapped. */
-static Kvp__Status map(struct kvp_pool *pool, const int *fds, char *err)
+static Kvp__Status map(struct kvp_pool *pool, const struct source *source, char *err)
 {
 	bool writable = true;
 
@@ -40,8 +61,12 @@ static Kvp__Status map(struct kvp_pool *pool, const int *fds, char *err)
 		char what[16];
 		Kvp__Status status;
 
+		if (pool->on_gpu) { /* its lane maps it */
+			pool->map_bytes[i] = source->memories[i]->bytes;
+			continue;
+		}
 		(void)snprintf(what, sizeof(what), "fd %u", i); /* always fits */
-		status = kvp_memfd_map(fds[i], what, true, &mem, err, KVP_POOL_ERR);
+		status = kvp_memfd_map(source->fds[i], what, true, &mem, err, KVP_POOL_ERR);
 		if (status != OK) {
 			unmap(pool);
 			return status;
@@ -145,8 +170,8 @@ static Kvp__Status check_token_fits(const struct kvp_pool *pool, char *err)
 		return OK;
 	(void)snprintf(err, KVP_POOL_ERR,
 		       "entries: one token of the pool takes %" PRIu64
-		       " bytes of a slot, slots have %" PRIu64 " bytes (host.slot_bytes)",
-		       need, slot);
+		       " bytes of a slot, slots have %" PRIu64 " bytes (%s.slot_bytes)",
+		       need, slot, pool->on_gpu ? "gpu" : "host");
 	return INVALID;
 }
 
@@ -174,16 +199,14 @@ static Kvp__Status take_entries(struct kvp_pool *pool, const Kvp__PoolRegister *
 }
 
 static Kvp__Status check_counts(const struct kvp_pools *pools, const Kvp__PoolRegister *msg,
-				uint32_t n_fds, char *err)
+				uint32_t n, char *err)
 {
-	if (n_fds < 1 || n_fds > KVP_POOL_FDS) {
-		(void)snprintf(err, KVP_POOL_ERR, "%u fds came along, allowed are 1 to %u", n_fds,
-			       KVP_POOL_FDS);
+	uint32_t most = msg->n_memories ? KVP_POOL_MEMORIES : KVP_LIMIT_FDS;
+
+	if (n < 1 || n > most) {
+		(void)snprintf(err, KVP_POOL_ERR, "%u %s came along, allowed are 1 to %u", n,
+			       msg->n_memories ? "memories" : "fds", most);
 		return INVALID;
-	}
-	if (msg->n_memories && msg->memories[0]->gpu.len) {
-		(void)snprintf(err, KVP_POOL_ERR, "memories[0] is of a GPU, this daemon uses none");
-		return KVP__STATUS__STATUS_UNSUPPORTED;
 	}
 	if (msg->n_entries < 1 || msg->n_entries > 64u * KVP_LANE_MASK_WORDS) {
 		(void)snprintf(err, KVP_POOL_ERR, "entries: %zu, allowed are 1 to %u",
@@ -211,30 +234,94 @@ static Kvp__Status check_counts(const struct kvp_pools *pools, const Kvp__PoolRe
 
 /* ---- orders */
 
-/* Gives the mapped pool to its lane under a new id. */
-static Kvp__Status hand_over(struct kvp_pools *pools, struct kvp_pool *pool, char *err)
+static void free_order(struct kvp_order_pool **order)
 {
-	KVP_CLEANUP(kvp_freep) struct kvp_order_pool *order = calloc(1, sizeof(*order));
-	KVP_CLEANUP(kvp_freep)
-	struct kvp_entry *entries = calloc(pool->n_entries, sizeof(*entries));
-	KVP_CLEANUP(kvp_freep) uint8_t **maps = calloc(pool->n_fds, sizeof(*maps));
+	if (*order)
+		kvp_order_free(&(*order)->order);
+}
 
-	if (!order || !entries || !maps) {
-		(void)snprintf(err, KVP_POOL_ERR, "no memory to hand the pool to its lane");
-		return KVP__STATUS__STATUS_NO_MEMORY;
+static Kvp__Status no_memory(char *err)
+{
+	(void)snprintf(err, KVP_POOL_ERR, "no memory to hand the pool to its lane");
+	return KVP__STATUS__STATUS_NO_MEMORY;
+}
+
+/* The lane gets descriptors of its own: the packet's are closed when it has been answered. */
+static Kvp__Status take_chunks(struct kvp_order_pool *order, const struct source *source, char *err)
+{
+	order->chunk_fds = calloc(source->n_fds + 1, sizeof(*order->chunk_fds));
+	order->chunk_bytes = calloc(source->n_fds + 1, sizeof(*order->chunk_bytes));
+	if (!order->chunk_fds || !order->chunk_bytes)
+		return no_memory(err);
+	for (uint32_t i = 0; i < source->n_fds; i++) {
+		order->chunk_fds[i] = fcntl(source->fds[i], F_DUPFD_CLOEXEC, 0);
+		if (order->chunk_fds[i] < 0) {
+			(void)snprintf(err, KVP_POOL_ERR, "fd %u: %s", i, strerror(errno));
+			return KVP__STATUS__STATUS_SYSTEM;
+		}
+		order->n_chunks = i + 1;
 	}
-	memcpy(entries, pool->entries, pool->n_entries * sizeof(*entries));
-	memcpy(maps, pool->maps, pool->n_fds * sizeof(*maps));
+	return OK;
+}
+
+/* What the lane needs to import. */
+static Kvp__Status take_memories(struct kvp_order_pool *order, const struct source *source,
+				 char *err)
+{
+	uint32_t chunk = 0;
+	Kvp__Status status;
+
+	order->memories = calloc(source->n_memories, sizeof(*order->memories));
+	if (!order->memories)
+		return no_memory(err);
+	status = take_chunks(order, source, err);
+	if (status != OK)
+		return status;
+	for (size_t i = 0; i < source->n_memories; i++) {
+		const Kvp__Memory *msg = source->memories[i];
+		struct kvp_lane_memory *memory = &order->memories[i];
+
+		memory->vmm = msg->kind == KVP__MEMORY_KIND__MEMORY_CUDA_VMM;
+		memory->offset = msg->offset;
+		memory->bytes = msg->bytes;
+		memory->first_chunk = chunk;
+		memory->n_chunks = (uint32_t)msg->n_chunk_bytes;
+		if (!memory->vmm)
+			memcpy(memory->handle, msg->handle.data, sizeof(memory->handle));
+		for (size_t k = 0; k < msg->n_chunk_bytes; k++)
+			order->chunk_bytes[chunk++] = msg->chunk_bytes[k];
+	}
+	return OK;
+}
+
+/* Gives the mapped pool to its lane under a new id. */
+static Kvp__Status hand_over(struct kvp_pools *pools, struct kvp_pool *pool,
+			     const struct source *source, char *err)
+{
+	KVP_CLEANUP(free_order) struct kvp_order_pool *order = calloc(1, sizeof(*order));
+	Kvp__Status status = OK;
+
+	if (!order)
+		return no_memory(err);
+	order->order.type = KVP_ORDER_POOL_ADD;
+	order->entries = calloc(pool->n_entries, sizeof(*order->entries));
+	order->fd_maps = calloc(pool->n_fds, sizeof(*order->fd_maps));
+	if (!order->entries || !order->fd_maps)
+		return no_memory(err);
+	if (pool->on_gpu)
+		status = take_memories(order, source, err);
+	if (status != OK)
+		return status;
+	memcpy(order->entries, pool->entries, pool->n_entries * sizeof(*order->entries));
+	memcpy(order->fd_maps, pool->maps, pool->n_fds * sizeof(*order->fd_maps));
 	pool->id = ++pools->last_id;
 	kvp_board_init(&pool->board, KVP_BOARD_POOL, pool->id);
-	pool->state = KVP_POOL_ACTIVE;
-	order->order.type = KVP_ORDER_POOL_ADD;
+	pool->state = pool->on_gpu ? KVP_POOL_STARTING : KVP_POOL_ACTIVE;
 	order->board = &pool->board;
 	order->owner_uid = pool->uid;
+	order->owner = pool->session;
 	order->writable = pool->writable;
 	order->n_entries = pool->n_entries;
-	order->entries = KVP_TAKE(entries);
-	order->fd_maps = KVP_TAKE(maps);
 	order->n_fds = pool->n_fds;
 	kvp_lane_order(pool->lane, &KVP_TAKE(order)->order);
 	return OK;
@@ -251,7 +338,8 @@ static void order_end(struct kvp_pool *pool)
 	kvp_lane_order(pool->lane, &order->order);
 }
 
-static Kvp__Status start(struct kvp_pools *pools, struct kvp_pool *pool, const int *fds, char *err)
+static Kvp__Status start(struct kvp_pools *pools, struct kvp_pool *pool,
+			 const struct source *source, char *err)
 {
 	Kvp__Status status;
 
@@ -261,11 +349,11 @@ static Kvp__Status start(struct kvp_pools *pools, struct kvp_pool *pool, const i
 		(void)snprintf(err, KVP_POOL_ERR, "no memory for a pool");
 		return KVP__STATUS__STATUS_NO_MEMORY;
 	}
-	status = map(pool, fds, err);
+	status = map(pool, source, err);
 	if (status == OK)
 		status = check_extents(pool, err);
 	if (status == OK)
-		status = hand_over(pools, pool, err);
+		status = hand_over(pools, pool, source, err);
 	if (status != OK)
 		unmap(pool);
 	return status;
@@ -290,8 +378,8 @@ static void destroyp(struct kvp_pool **pool)
 	destroy(*pool);
 }
 
-static struct kvp_pool *create(const struct kvp_pools *pools, const struct kvp_pool_client *client,
-			       const Kvp__PoolRegister *msg, uint32_t n_fds)
+static struct kvp_pool *create(const struct kvp_pool_client *client, const Kvp__PoolRegister *msg,
+			       const struct source *source)
 {
 	struct kvp_pool *pool = calloc(1, sizeof(*pool));
 
@@ -305,34 +393,68 @@ static struct kvp_pool *create(const struct kvp_pools *pools, const struct kvp_p
 	if (msg->layout_tag.len)
 		memcpy(pool->tag, msg->layout_tag.data, msg->layout_tag.len);
 	pool->tag_bytes = (uint32_t)msg->layout_tag.len;
-	pool->n_fds = n_fds;
-	pool->lane = pools->lanes[0]; /* memfds are host memory */
+	pool->n_fds = source_n(source);
+	pool->on_gpu = source_on_gpu(source);
 	return pool;
+}
+
+/* The lane of the device that the memory is of. */
+static Kvp__Status choose_lane(const struct kvp_pools *pools, const struct source *source,
+			       uint32_t *lane_idx, char *err)
+{
+	char uuid[KVP_GPU_UUID];
+
+	*lane_idx = 0;
+	if (!source_on_gpu(source))
+		return OK;
+	kvp_gpu_uuid_text(uuid, source->memories[0]->gpu.data);
+	for (uint32_t i = 0; i < pools->n_lanes; i++) {
+		if (strcmp(kvp_lane_gpu(pools->lanes[i]), uuid) != 0)
+			continue;
+		*lane_idx = i;
+		return OK;
+	}
+	(void)snprintf(err, KVP_POOL_ERR,
+		       "memories: of %s, which this daemon does not use (gpu.devices is %.60s)",
+		       uuid, pools->config->gpu.devices);
+	return KVP__STATUS__STATUS_UNSUPPORTED;
+}
+
+static Kvp__Status fill(struct kvp_pools *pools, struct kvp_pool *pool,
+			const Kvp__PoolRegister *msg, const struct source *source, char *err)
+{
+	Kvp__Status status = choose_lane(pools, source, &pool->lane_idx, err);
+
+	pool->lane = pools->lanes[pool->lane_idx];
+	if (status == OK)
+		status = take_entries(pool, msg, err);
+	if (status == OK)
+		status = check_token_fits(pool, err);
+	if (status == OK)
+		status = make_bitmaps(pool, err);
+	if (status == OK)
+		status = start(pools, pool, source, err);
+	return status;
 }
 
 Kvp__Status kvp_pools_register(struct kvp_pools *pools, const struct kvp_pool_client *client,
 			       const Kvp__PoolRegister *msg, const int *fds, uint32_t n_fds,
 			       struct kvp_pool **out, char *err)
 {
+	const struct source source = { msg->memories, msg->n_memories, fds, n_fds };
 	KVP_CLEANUP(destroyp) struct kvp_pool *pool = NULL;
-	Kvp__Status status = check_counts(pools, msg, n_fds, err);
+	Kvp__Status status = check_counts(pools, msg, source_n(&source), err);
 
 	if (status != OK) {
 		pools->refused += status == KVP__STATUS__STATUS_LIMIT;
 		return status;
 	}
-	pool = create(pools, client, msg, n_fds);
+	pool = create(client, msg, &source);
 	if (!pool) {
 		(void)snprintf(err, KVP_POOL_ERR, "no memory for a pool");
 		return KVP__STATUS__STATUS_NO_MEMORY;
 	}
-	status = take_entries(pool, msg, err);
-	if (status == OK)
-		status = check_token_fits(pool, err);
-	if (status == OK)
-		status = make_bitmaps(pool, err);
-	if (status == OK)
-		status = start(pools, pool, fds, err);
+	status = fill(pools, pool, msg, &source, err);
 	if (status != OK)
 		return status;
 	DL_APPEND(pools->first, pool);
@@ -341,29 +463,45 @@ Kvp__Status kvp_pools_register(struct kvp_pools *pools, const struct kvp_pool_cl
 	return OK;
 }
 
-Kvp__Status kvp_pools_resume(struct kvp_pools *pools, struct kvp_pool *pool, const int *fds,
-			     uint32_t n_fds, char *err)
+Kvp__Status kvp_pools_resume(struct kvp_pools *pools, struct kvp_pool *pool,
+			     const Kvp__PoolResume *msg, const int *fds, uint32_t n_fds, char *err)
 {
+	const struct source source = { msg->memories, msg->n_memories, fds, n_fds };
+	uint32_t lane_idx = 0;
+	Kvp__Status status;
+
 	if (pool->state != KVP_POOL_PAUSED) {
 		(void)snprintf(err, KVP_POOL_ERR, "pool %u is %s, only a paused one resumes",
 			       pool->client_id,
-			       pool->state == KVP_POOL_ACTIVE ? "active" : "still being unmapped");
+			       pool->state == KVP_POOL_ENDING     ? "still being unmapped"
+			       : pool->state == KVP_POOL_STARTING ? "still being mapped"
+								  : "active");
 		return INVALID;
 	}
-	if (n_fds != pool->n_fds) {
+	if (source_n(&source) != pool->n_fds) {
 		(void)snprintf(err, KVP_POOL_ERR,
-			       "%u fds came along, pool %u was registered with %u", n_fds,
+			       "%u %s came along, pool %u was registered with %u",
+			       source_n(&source), source.n_memories ? "memories" : "fds",
 			       pool->client_id, pool->n_fds);
 		return INVALID;
 	}
-	return start(pools, pool, fds, err);
+	status = choose_lane(pools, &source, &lane_idx, err);
+	if (status != OK)
+		return status;
+	if (lane_idx != pool->lane_idx) {
+		(void)snprintf(err, KVP_POOL_ERR, "memories: not on the device of pool %u (%s)",
+			       pool->client_id, kvp_lane_device(pool->lane));
+		return INVALID;
+	}
+	return start(pools, pool, &source, err);
 }
 
 void kvp_pool_end(struct kvp_pool *pool, bool pausing,
 		  void (*ended)(struct kvp_pool *pool, void *arg), void *arg)
 {
-	assert(pool->state == KVP_POOL_ACTIVE);
+	assert(pool->state == KVP_POOL_ACTIVE || pool->state == KVP_POOL_STARTING);
 	pool->state = KVP_POOL_ENDING;
+	pool->started = NULL;
 	pool->pausing = pausing;
 	pool->ended = ended;
 	pool->ended_arg = arg;
@@ -384,11 +522,28 @@ void kvp_pool_put(struct kvp_pool *pool)
 		order_end(pool);
 }
 
+/* The lane has mapped it, or could not and has forgotten it. */
+static void pool_started(struct kvp_pool *pool, uint32_t flags)
+{
+	bool ready = flags & KVP_BOARD_READY;
+
+	if (!ready && !(flags & KVP_BOARD_QUIET))
+		return;
+	pool->state = ready ? KVP_POOL_ACTIVE : KVP_POOL_PAUSED;
+	if (pool->started)
+		pool->started(pool, ready ? OK : (Kvp__Status)pool->board.status,
+			      ready ? "" : pool->board.text, pool->started_arg);
+}
+
 void kvp_pool_board(struct kvp_board *board)
 {
 	struct kvp_pool *pool = KVP_CONTAINER_OF(board, struct kvp_pool, board);
 	uint32_t flags = kvp_board_take(board);
 
+	if (pool->state == KVP_POOL_STARTING) {
+		pool_started(pool, flags);
+		return;
+	}
 	if (!(flags & KVP_BOARD_QUIET))
 		return;
 	/* Nothing but an order of ours ends a pool, and it goes out when no room uses it. */

@@ -5,9 +5,10 @@
  * Registered KV pools: what a client registered, its mappings, who holds which page. Loop thread
  * only.
  *
- * ACTIVE -> (pause) ENDING -> PAUSED -> (resume) ACTIVE; (unregister, client death) ENDING -> GONE.
- * ENDING waits for two things, in this order: every room of the pool is over and quiet (n_users is
- * 0), then the lane's KVP_BOARD_QUIET. Only then the memory is unmapped and the request answered.
+ * STARTING (memory of a GPU only) -> ACTIVE; ACTIVE -> (pause) ENDING -> PAUSED -> (resume) ACTIVE;
+ * (unregister, client death) ENDING -> GONE. ENDING waits for two things, in this order: every room
+ * of the pool is over and quiet (n_users is 0), then the lane's KVP_BOARD_QUIET. Only then the
+ * memory is unmapped and the request answered.
  */
 
 #include <stdbool.h>
@@ -19,12 +20,18 @@
 #include "daemon/lane.h"
 #include "proto/kvpack.pb-c.h"
 #include "proto/layout.h"
+#include "proto/limits.h"
 
-#define KVP_POOL_FDS 16u
+#define KVP_POOL_MEMORIES KVP_LIMIT_MEMORIES
 #define KVP_POOL_PAGES_MAX (1u << 26) /* of a group: its bitmap stays below 8 MiB */
 #define KVP_POOL_LABEL 64u
 
-enum kvp_pool_state { KVP_POOL_ACTIVE, KVP_POOL_ENDING, KVP_POOL_PAUSED };
+enum kvp_pool_state {
+	KVP_POOL_STARTING, /* memory of a GPU: until its lane has mapped it */
+	KVP_POOL_ACTIVE,
+	KVP_POOL_ENDING,
+	KVP_POOL_PAUSED,
+};
 
 struct kvp_pool {
 	struct kvp_board board; /* kind POOL, id = `id` */
@@ -40,18 +47,23 @@ struct kvp_pool {
 	uint8_t tag[64];
 	uint32_t tag_bytes;
 	bool writable; /* false: can only send */
+	bool on_gpu;
 	uint32_t n_entries, n_groups, n_fds;
 	struct kvp_entry *entries;             /* owned */
 	uint32_t group_pages[KVP_LANE_GROUPS]; /* smallest n_pages of the group's entries; 0: no
 						  rows */
 	uint64_t *held[KVP_LANE_GROUPS]; /* owned bitmaps: page is in an unreleased expectation */
 	uint64_t pages_held;
-	uint8_t *maps[KVP_POOL_FDS]; /* owned mappings */
-	uint64_t map_bytes[KVP_POOL_FDS];
+	uint8_t *maps[KVP_POOL_MEMORIES]; /* owned mappings of host memory */
+	uint64_t map_bytes[KVP_POOL_MEMORIES];
 	uint64_t bytes;                /* of all entries */
 	uint32_t n_users;              /* rooms (either end) that are not quiet and released */
 	struct kvp_pool *prev, *next;  /* list of all pools (utlist) */
 	struct kvp_pool *session_next; /* list of its session's pools */
+	/* Runs once when STARTING is over: OK and ACTIVE, or why not and PAUSED (not to be used but
+	 * by kvp_pool_free() or a new resume). Never after kvp_pool_end(). */
+	void (*started)(struct kvp_pool *pool, Kvp__Status status, const char *why, void *arg);
+	void *started_arg;
 	/* Runs once when ENDING has ended (unmapped); the pool may be freed or paused then. */
 	void (*ended)(struct kvp_pool *pool, void *arg);
 	void *ended_arg;
@@ -95,17 +107,18 @@ struct kvp_pool_client {
 /*
  * Seals, measures and maps the memfds, checks the entries against them and hands the pool to its
  * lane. The fds stay the caller's; the mappings do not need them. Unless STATUS_OK nothing has
- * changed and `err` (KVP_POOL_ERR bytes) names field, value and limit.
+ * changed and `err` (KVP_POOL_ERR bytes) names field, value and limit. With memory of a GPU the
+ * pool is STARTING then, and the caller sets started() and started_arg at once.
  */
 Kvp__Status kvp_pools_register(struct kvp_pools *pools, const struct kvp_pool_client *client,
 			       const Kvp__PoolRegister *msg, const int *fds, uint32_t n_fds,
 			       struct kvp_pool **out, char *err);
-/* Maps new memory below a PAUSED pool: the same number of fds, checked again. As above. */
-Kvp__Status kvp_pools_resume(struct kvp_pools *pools, struct kvp_pool *pool, const int *fds,
-			     uint32_t n_fds, char *err);
+/* Maps new memory below a PAUSED pool: as many as before, on the same device. As above. */
+Kvp__Status kvp_pools_resume(struct kvp_pools *pools, struct kvp_pool *pool,
+			     const Kvp__PoolResume *msg, const int *fds, uint32_t n_fds, char *err);
 /*
- * ACTIVE -> ENDING; the caller fails the pool's rooms next. ended() runs once, later: the memory is
- * unmapped then and the pool PAUSED, to be resumed or freed.
+ * ACTIVE or STARTING -> ENDING; the caller fails the pool's rooms next. ended() runs once, later:
+ * the memory is unmapped then and the pool PAUSED, to be resumed or freed.
  */
 void kvp_pool_end(struct kvp_pool *pool, bool pausing,
 		  void (*ended)(struct kvp_pool *pool, void *arg), void *arg);

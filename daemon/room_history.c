@@ -29,6 +29,7 @@ static const struct wait_info lane_waits[KVP_WAITS_N] = {
 	[KVP_WAITS_LAND_SLOT] = { "landing slot", "no free slot in the landing ring", "us" },
 	[KVP_WAITS_DATA] = { "data", "granted, the data has not come", "network" },
 	[KVP_WAITS_HELD] = { "test point", "kept at a test point", "us" },
+	[KVP_WAITS_GPU] = { "gpu", "the GPU has not finished a move", "us" },
 };
 
 static const struct wait_info room_waits[KVP_ROOM_WAITS_N - KVP_ROOM_WAITS_PEER] = {

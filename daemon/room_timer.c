@@ -186,6 +186,7 @@ static void dest_lane_due(const struct kvp_room *room, struct due *due)
 	case KVP_WAITS_LAND_SLOT:
 	case KVP_WAITS_DATA:
 	case KVP_WAITS_HELD:
+	case KVP_WAITS_GPU:
 		due_timer(due, since, timers->progress_ns, KVP__STATUS__STATUS_TIMEOUT,
 			  "no progress for %.1f s, waiting for %s", seconds(timers->progress_ns),
 			  kvp_wait_name((enum kvp_wait)waits));
@@ -252,6 +253,7 @@ static void send_lane_due(const struct kvp_room *room, struct due *due)
 	case KVP_WAITS_PACK_SLOT:
 	case KVP_WAITS_LANDED:
 	case KVP_WAITS_HELD:
+	case KVP_WAITS_GPU:
 		due_timer(due, since, timers->progress_ns, KVP__STATUS__STATUS_TIMEOUT,
 			  "no progress for %.1f s, waiting for %s", seconds(timers->progress_ns),
 			  kvp_wait_name((enum kvp_wait)waits));

@@ -149,6 +149,10 @@ static void piece_drop(struct kvp_rx_leg *leg, struct kvp_rx_piece *piece)
 		lane->here--;
 		TAILQ_REMOVE(&lane->rx_here, piece, queue);
 		break;
+	case KVP_RX_MOVING: /* the slot is kept until the GPU is done with it */
+		rx->n_moving--;
+		TAILQ_REMOVE(&lane->scattering, piece, queue);
+		break;
 	default:
 		break;
 	}
@@ -166,6 +170,8 @@ static void leg_drop(struct kvp_rx_leg *leg)
 {
 	struct kvp_rx_piece *piece;
 
+	if (leg->local)
+		kvp_local_forget(leg->rx->lane, NULL, leg);
 	while ((piece = TAILQ_FIRST(&leg->order))) {
 		TAILQ_REMOVE(&leg->order, piece, order);
 		leg->n_order--;
@@ -362,31 +368,42 @@ static void leg_free(struct kvp_rx_leg *leg)
 	free(leg);
 }
 
-/*
- * Quiet at once: scatters run to their end within a turn, and what the transport still writes goes
- * into slots that are kept until it is done.
- */
-void kvp_rx_end(struct kvp_lane *lane, uint64_t generation)
+void kvp_rx_leave(struct kvp_rx *rx)
 {
-	struct kvp_rx *rx = rx_find(lane, generation);
-	struct kvp_rx_leg *leg;
-	struct kvp_board *board;
+	struct kvp_lane *lane = rx->lane;
+	struct kvp_board *board = rx->order->board;
 
-	if (!rx)
-		return;
-
-	board = rx->order->board;
-	while ((leg = TAILQ_FIRST(&rx->legs)))
-		leg_free(leg);
-	if (rx->dirty)
-		TAILQ_REMOVE(&lane->dirty_rxs, rx, dirty_link);
-	kvp_table_remove(&lane->rxs, &rx->node);
 	kvp_lane_pool_put(lane, rx->pool);
 	kvp_order_free(&rx->order->order);
 	free(rx->blobs);
 	free(rx);
 	kvp_board_wait(board, KVP_WAITS_NOTHING, lane->now_ns);
 	kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
+}
+
+/*
+ * Quiet at once, or when the GPU has passed what was launched: scatters of the processor run to
+ * their end within a turn, and what the transport still writes goes into slots that are kept until
+ * it is done.
+ */
+void kvp_rx_end(struct kvp_lane *lane, uint64_t generation)
+{
+	struct kvp_rx *rx = rx_find(lane, generation);
+	struct kvp_rx_leg *leg;
+
+	if (!rx)
+		return;
+
+	while ((leg = TAILQ_FIRST(&rx->legs)))
+		leg_free(leg);
+	if (rx->dirty)
+		TAILQ_REMOVE(&lane->dirty_rxs, rx, dirty_link);
+	kvp_table_remove(&lane->rxs, &rx->node);
+	rx->ticket = lane->mover.last;
+	if (kvp_mover_over(&lane->mover, rx->ticket))
+		kvp_rx_leave(rx);
+	else
+		TAILQ_INSERT_TAIL(&lane->leaving_rxs, rx, dirty_link);
 }
 
 /* ---- progress -------------------------------------------------------------------------------- */
@@ -439,8 +456,10 @@ static enum kvp_wait rx_wait(const struct kvp_rx *rx)
 {
 	if (rx->failed || rx->complete)
 		return KVP_WAITS_NOTHING;
-	if (rx->n_here)
+	if (rx->n_here && kvp_lane_held(rx->lane, KVP_HOLD_SCATTER))
 		return KVP_WAITS_HELD;
+	if (rx->n_here || rx->n_moving)
+		return KVP_WAITS_GPU;
 	if (rx->n_granted)
 		return KVP_WAITS_DATA;
 	if (rx->n_queued)

@@ -59,5 +59,7 @@ void kvp_rx_eager_data(struct kvp_lane *lane, const void *data, size_t bytes)
 	lane->counts.eager++;
 	piece->receiving--;
 	piece->got = bytes;
+	if (kvp_lane_on_gpu(lane) && data != piece->slot->data)
+		memcpy(piece->slot->data, data, bytes);
 	kvp_rx_here(lane, piece, data);
 }

@@ -2,6 +2,7 @@
 
 /* Landing: grants, data into slots, from there into the pool, and the answers. */
 
+#include <errno.h>
 #include <string.h>
 
 #include "daemon/copy.h"
@@ -224,7 +225,8 @@ void kvp_rx_here(struct kvp_lane *lane, struct kvp_rx_piece *piece, const void *
 	struct kvp_rx *rx = piece->leg->rx;
 
 	rx->n_granted--;
-	if (kvp_lane_held(lane, KVP_HOLD_SCATTER)) {
+	/* What a GPU scatters goes out together, later in the turn. */
+	if (kvp_lane_on_gpu(lane) || kvp_lane_held(lane, KVP_HOLD_SCATTER)) {
 		piece->state = KVP_RX_HERE;
 		rx->n_here++;
 		lane->here++;
@@ -232,7 +234,8 @@ void kvp_rx_here(struct kvp_lane *lane, struct kvp_rx_piece *piece, const void *
 		kvp_rx_dirty(rx);
 		return;
 	}
-	kvp_rx_scatter(piece->leg, piece, from);
+	/* The processor is done when this returns. */
+	(void)kvp_rx_scatter(piece->leg, piece, from, &(uint64_t){ 0 });
 	kvp_rx_landed(piece);
 }
 
@@ -262,7 +265,8 @@ void kvp_rx_data(struct kvp_lane *lane, const struct kvp_wire_data *msg, const v
 	}
 
 	/* A whole piece is scattered from where it lies, unless it has to be kept. */
-	direct = bytes == piece->need && !kvp_lane_held(lane, KVP_HOLD_SCATTER);
+	direct = bytes == piece->need && !kvp_lane_held(lane, KVP_HOLD_SCATTER) &&
+		 !kvp_lane_on_gpu(lane);
 	if (!direct && data != piece->slot->data + msg->offset)
 		memcpy(piece->slot->data + msg->offset, data, bytes);
 	piece->got += bytes;
@@ -285,6 +289,35 @@ void kvp_rx_lost(struct kvp_lane *lane, const struct kvp_wire_data *msg)
 			    "sender %u: the transport lost a piece on its way", piece->leg->sender);
 }
 
+/* Scatters a piece that is here: 0, or what a mover says. */
+static int piece_scatter(struct kvp_lane *lane, struct kvp_rx_piece *piece)
+{
+	struct kvp_rx *rx = piece->leg->rx;
+	uint64_t ticket = 0;
+	int r = kvp_rx_scatter(piece->leg, piece, piece->slot->data, &ticket);
+
+	if (r == -EAGAIN)
+		return r;
+	if (r < 0) {
+		kvp_rx_move_failed(rx, r); /* which drops the piece */
+		return 0;
+	}
+
+	TAILQ_REMOVE(&lane->rx_here, piece, queue);
+	lane->here--;
+	rx->n_here--;
+	if (kvp_mover_over(&lane->mover, ticket)) {
+		kvp_rx_landed(piece);
+		return 0;
+	}
+	piece->slot->ticket = ticket;
+	piece->state = KVP_RX_MOVING;
+	rx->n_moving++;
+	TAILQ_INSERT_TAIL(&lane->scattering, piece, queue);
+	kvp_rx_dirty(rx);
+	return 0;
+}
+
 uint32_t kvp_rx_scatters(struct kvp_lane *lane)
 {
 	struct kvp_rx_piece *piece;
@@ -293,14 +326,8 @@ uint32_t kvp_rx_scatters(struct kvp_lane *lane)
 	if (kvp_lane_held(lane, KVP_HOLD_SCATTER))
 		return 0;
 
-	while ((piece = TAILQ_FIRST(&lane->rx_here))) {
-		TAILQ_REMOVE(&lane->rx_here, piece, queue);
-		lane->here--;
-		piece->leg->rx->n_here--;
-		kvp_rx_scatter(piece->leg, piece, piece->slot->data);
-		kvp_rx_landed(piece);
+	while ((piece = TAILQ_FIRST(&lane->rx_here)) && piece_scatter(lane, piece) == 0)
 		n++;
-	}
 	return n;
 }
 
@@ -315,8 +342,8 @@ static uint8_t *segment_place(const struct kvp_rx *rx, uint32_t idx)
 	return pool->fd_maps[entry->fd_idx] + entry->base + segment->offset;
 }
 
-static void scatter_rows(const struct kvp_rx_leg *leg, const struct kvp_rx_piece *rows,
-			 const uint8_t *from)
+static int scatter_rows(const struct kvp_rx_leg *leg, const struct kvp_rx_piece *rows,
+			const uint8_t *from, uint64_t *ticket)
 {
 	const struct kvp_rx *rx = leg->rx;
 	struct kvp_copy_piece piece = {
@@ -329,25 +356,26 @@ static void scatter_rows(const struct kvp_rx_leg *leg, const struct kvp_rx_piece
 
 	(void)kvp_piece_layout(piece.leg, rows->set, rows->start, rows->tokens, rx->lane->parts,
 			       &piece.n_parts);
-	kvp_scatter(&piece, from);
+	return kvp_mover_scatter(&rx->lane->mover, &piece, from, ticket);
 }
 
-void kvp_rx_scatter(struct kvp_rx_leg *leg, const struct kvp_rx_piece *piece, const uint8_t *from)
+int kvp_rx_scatter(struct kvp_rx_leg *leg, const struct kvp_rx_piece *piece, const uint8_t *from,
+		   uint64_t *ticket)
 {
 	struct kvp_rx *rx = leg->rx;
 
 	switch (piece->kind) {
 	case KVP_WIRE_ROWS:
-		scatter_rows(leg, piece, from);
-		break;
+		return scatter_rows(leg, piece, from, ticket);
 	case KVP_WIRE_SEGMENT:
-		memcpy(segment_place(rx, piece->segment) + piece->start, from, piece->bytes);
-		break;
-	case KVP_WIRE_META:
+		return kvp_mover_bytes(&rx->lane->mover, from,
+				       segment_place(rx, piece->segment) + piece->start,
+				       piece->bytes, ticket);
+	case KVP_WIRE_META: /* host memory on both ends */
 		memcpy(rx->order->meta + piece->start, from, piece->bytes);
-		break;
+		return 0;
 	default:
-		break;
+		return 0;
 	}
 }
 

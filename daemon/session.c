@@ -60,8 +60,13 @@ static void drop_pool(struct kvp_session *session, struct kvp_pool *pool, const 
 		kvp_pool_free(pools, pool);
 		return;
 	case KVP_POOL_ENDING:
+		kvp_session_forget(pool->ended_arg);
 		pool->ended = pool_gone;
 		pool->ended_arg = pools;
+		return;
+	case KVP_POOL_STARTING:
+		kvp_session_forget(pool->started_arg);
+		kvp_pool_end(pool, false, pool_gone, pools);
 		return;
 	case KVP_POOL_ACTIVE:
 		kvp_pool_end(pool, false, pool_gone, pools);
@@ -179,7 +184,7 @@ static bool read_one(struct kvp_session *session)
 		return false;
 	if (n == -EMSGSIZE) {
 		kvp_session_refuse_packet(session, server->buffer, 16,
-					  "packet: more than 128 KiB, more than 16 file "
+					  "packet: more than 128 KiB, more than 240 file "
 					  "descriptors, or too many open here");
 	} else if (n <= 0) {
 		kvp_session_end(session, n == 0 ? "it closed the connection" : strerror((int)-n));

@@ -166,14 +166,31 @@ static void unlink_pending(struct kvp_session_pending *pending)
 	pending->session = NULL;
 }
 
+void kvp_session_forget(struct kvp_session_pending *pending)
+{
+	unlink_pending(pending);
+	free(pending);
+}
+
 void kvp_session_answer(struct kvp_session_pending *pending)
 {
+	kvp_session_answer_with(pending, KVP__STATUS__STATUS_OK, "");
+}
+
+void kvp_session_answer_with(struct kvp_session_pending *pending, Kvp__Status status,
+			     const char *text)
+{
+	char copy[KVP_POOL_ERR];
 	struct kvp_session *session = pending->session;
 	Kvp__Reply reply = KVP__REPLY__INIT;
 
 	reply.id = pending->request;
-	unlink_pending(pending);
-	free(pending);
+	reply.status = status;
+	(void)snprintf(copy, sizeof(copy), "%s", text); /* may be cut */
+	kvp_text_clean(copy);
+	if (status != KVP__STATUS__STATUS_OK)
+		reply.text = copy;
+	kvp_session_forget(pending);
 	if (!session)
 		return;
 	kvp_session_reply(session, &reply, -1);

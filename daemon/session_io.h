@@ -26,6 +26,11 @@ struct kvp_session_pending {
 struct kvp_session_pending *kvp_session_postpone(struct kvp_session *session, uint64_t request);
 /* Answers with OK and frees the record. */
 void kvp_session_answer(struct kvp_session_pending *pending);
+/* Answers with a status and, unless OK, a text. */
+void kvp_session_answer_with(struct kvp_session_pending *pending, Kvp__Status status,
+			     const char *text);
+/* Nobody will answer: frees the record. */
+void kvp_session_forget(struct kvp_session_pending *pending);
 
 /* Frees queued replies; requests that wait for a lane will be answered to nobody. */
 void kvp_session_drop_output(struct kvp_session *session);

@@ -49,13 +49,14 @@ static Kvp__Status KVP_PRINTF(3, 4)
 
 /* ---- hello */
 
-static uint64_t features(void)
+static uint64_t features(const struct kvp_core *core)
 {
+	uint64_t bits = core->n_lanes > 1 ? KVP_FEATURE_CUDA : 0; /* the first is the host's */
+
 #ifdef KVP_TEST
-	return KVP_FEATURE_TEST_HOLD;
-#else
-	return 0;
+	bits |= KVP_FEATURE_TEST_HOLD;
 #endif
+	return bits;
 }
 
 static void greet(struct request *req, Kvp__HelloReply *hello, uint32_t version)
@@ -64,7 +65,7 @@ static void greet(struct request *req, Kvp__HelloReply *hello, uint32_t version)
 	struct kvp_core *core = session->core;
 
 	hello->version = version;
-	hello->features = features();
+	hello->features = features(core);
 	hello->incarnation.data = core->incarnation;
 	hello->incarnation.len = sizeof(core->incarnation);
 	hello->node = (char *)core->config->node.name;
@@ -127,9 +128,10 @@ static Kvp__Status find_active_pool(struct request *req, uint32_t id, struct kvp
 	if (!*pool || (*pool)->state == KVP_POOL_ACTIVE)
 		return status;
 	return refuse(req, KVP__STATUS__STATUS_POOL_GONE, "pool is %u: it is %s", id,
-		      (*pool)->state == KVP_POOL_PAUSED ? "paused"
-		      : (*pool)->pausing                ? "being paused"
-							: "being unregistered");
+		      (*pool)->state == KVP_POOL_PAUSED     ? "paused"
+		      : (*pool)->state == KVP_POOL_STARTING ? "being mapped"
+		      : (*pool)->pausing                    ? "being paused"
+							    : "being unregistered");
 }
 
 static Kvp__Status check_pool_limit(struct request *req)
@@ -147,12 +149,47 @@ static Kvp__Status check_pool_limit(struct request *req)
 		      session->owner.uid, n, session->policy.max_pools);
 }
 
+static void on_pool_registered(struct kvp_pool *pool, Kvp__Status status, const char *why,
+			       void *arg)
+{
+	struct kvp_session_pending *pending = arg;
+	struct kvp_session *session = pending->session;
+
+	if (status != OK) {
+		LL_DELETE2(session->pools, pool, session_next);
+		session->n_pools--;
+		kvp_pool_free(&session->core->pools, pool);
+	}
+	kvp_session_answer_with(pending, status, why);
+}
+
+/* A pool that could not be mapped stays paused. */
+static void on_pool_resumed(struct kvp_pool *pool, Kvp__Status status, const char *why, void *arg)
+{
+	(void)pool;
+	kvp_session_answer_with(arg, status, why);
+}
+
+/* The lane is mapping the pool: the request is answered when it has. */
+static void await_pool(struct request *req, struct kvp_pool *pool,
+		       struct kvp_session_pending *pending, bool resuming)
+{
+	if (pool->state != KVP_POOL_STARTING) {
+		kvp_session_forget(pending);
+		return;
+	}
+	pool->started = resuming ? on_pool_resumed : on_pool_registered;
+	pool->started_arg = pending;
+	req->postponed = true;
+}
+
 static Kvp__Status on_pool_register(struct request *req)
 {
 	struct kvp_session *session = req->session;
 	const Kvp__PoolRegister *msg = req->msg->pool_register;
 	struct kvp_pool_client client = { session->owner.id, session->owner.uid,
 					  session->owner.name };
+	struct kvp_session_pending *pending;
 	struct kvp_pool *pool = NULL;
 	Kvp__Status status = check_pool_limit(req);
 
@@ -160,12 +197,18 @@ static Kvp__Status on_pool_register(struct request *req)
 		return status;
 	if (kvp_session_pool(session, msg->pool))
 		return refuse(req, KVP__STATUS__STATUS_EXISTS, "pool is %u: in use", msg->pool);
+	pending = kvp_session_postpone(session, req->msg->id);
+	if (!pending)
+		return refuse(req, KVP__STATUS__STATUS_NO_MEMORY, "no memory for the request");
 	status = kvp_pools_register(&session->core->pools, &client, msg, req->fds, req->n_fds,
 				    &pool, req->err);
-	if (status != OK)
+	if (status != OK) {
+		kvp_session_forget(pending);
 		return status;
+	}
 	LL_PREPEND2(session->pools, pool, session_next);
 	session->n_pools++;
+	await_pool(req, pool, pending, false);
 	return OK;
 }
 
@@ -218,7 +261,7 @@ static Kvp__Status on_pool_unregister(struct request *req)
 
 	if (status != OK)
 		return status;
-	if (pool->state == KVP_POOL_ENDING)
+	if (pool->state == KVP_POOL_ENDING || pool->state == KVP_POOL_STARTING)
 		return find_active_pool(req, pool->client_id, &pool);
 	if (pool->state == KVP_POOL_ACTIVE)
 		return end_pool(req, pool, false);
@@ -230,14 +273,24 @@ static Kvp__Status on_pool_unregister(struct request *req)
 
 static Kvp__Status on_pool_resume(struct request *req)
 {
+	struct kvp_session_pending *pending;
 	struct kvp_pool *pool;
 	Kvp__Status status = find_pool(req, req->msg->pool_resume->pool, &pool);
 
-	if (status == OK && req->session->core->stopping)
+	if (status != OK)
+		return status;
+	if (req->session->core->stopping)
 		return refuse(req, KVP__STATUS__STATUS_STOPPING, "the daemon shuts down");
-	return status == OK ? kvp_pools_resume(&req->session->core->pools, pool, req->fds,
-					       req->n_fds, req->err)
-			    : status;
+	pending = kvp_session_postpone(req->session, req->msg->id);
+	if (!pending)
+		return refuse(req, KVP__STATUS__STATUS_NO_MEMORY, "no memory for the request");
+	status = kvp_pools_resume(&req->session->core->pools, pool, req->msg->pool_resume, req->fds,
+				  req->n_fds, req->err);
+	if (status != OK)
+		kvp_session_forget(pending);
+	else
+		await_pool(req, pool, pending, true);
+	return status;
 }
 
 static struct kvp_fence *find_fence(const struct kvp_session *session, uint32_t id)

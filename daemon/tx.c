@@ -420,10 +420,23 @@ static void leg_free(struct kvp_tx_leg *leg)
 	free(leg);
 }
 
-static void tx_free(struct kvp_tx *tx)
+void kvp_tx_leave(struct kvp_tx *tx)
 {
 	struct kvp_lane *lane = tx->lane;
 	struct kvp_board *board = tx->order->board;
+
+	kvp_lane_pool_put(lane, tx->pool);
+	atomic_store_explicit(&board->source_free, tx->next_seq, memory_order_release);
+	kvp_order_free(&tx->order->order);
+	free(tx);
+	kvp_board_wait(board, KVP_WAITS_NOTHING, lane->now_ns);
+	kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
+}
+
+/* A GPU may still read the source: it leaves when that is over. */
+static void tx_free(struct kvp_tx *tx)
+{
+	struct kvp_lane *lane = tx->lane;
 	struct kvp_tx_leg *leg;
 	struct kvp_chunk *chunk;
 
@@ -432,12 +445,11 @@ static void tx_free(struct kvp_tx *tx)
 	while ((chunk = TAILQ_FIRST(&tx->chunks)))
 		chunk_free(tx, chunk);
 	kvp_table_remove(&lane->txs, &tx->node);
-	kvp_lane_pool_put(lane, tx->pool);
-	atomic_store_explicit(&board->source_free, tx->next_seq, memory_order_release);
-	kvp_order_free(&tx->order->order);
-	free(tx);
-	kvp_board_wait(board, KVP_WAITS_NOTHING, lane->now_ns);
-	kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
+	tx->ticket = lane->mover.last;
+	if (kvp_mover_over(&lane->mover, tx->ticket))
+		kvp_tx_leave(tx);
+	else
+		TAILQ_INSERT_TAIL(&lane->leaving_txs, tx, dirty_link);
 }
 
 /* ---- progress -------------------------------------------------------------------------------- */
@@ -464,6 +476,8 @@ static enum kvp_wait tx_wait(const struct kvp_tx *tx)
 		return KVP_WAITS_START;
 	if (tx_held(tx))
 		return KVP_WAITS_HELD;
+	if (tx->n_moving)
+		return KVP_WAITS_GPU;
 	if (tx->n_sent)
 		return KVP_WAITS_LANDED;
 	if (tx->n_granted)

@@ -3,7 +3,7 @@
 /*
  * The first piece of an idle leg goes with its want: for a small chunk this saves the round trip of
  * want and grant. The slot is kept until the piece has landed, since the receiver may not have had
- * room for it and then grants as ever.
+ * room for it and then grants as ever. A GPU's pieces do not: they are packed only later.
  */
 
 #include "daemon/lane_impl.h"
@@ -17,9 +17,10 @@ static bool may_go(const struct kvp_tx_piece *piece)
 
 	/* Legs that pack alike wait for each other, to share the slot. */
 	return piece->bytes > 0 && piece->bytes <= KVP_WIRE_EAGER_BYTES && leg->n_order == 0 &&
-	       !leg->alike->alike_next && link->wants_out == 0 && link->sending == 0 &&
-	       TAILQ_EMPTY(&link->granted) && lane->config.pack && !lane->config.net->put &&
-	       !kvp_lane_held(lane, KVP_HOLD_GATHER) && !kvp_lane_held(lane, KVP_HOLD_SEND);
+	       !kvp_lane_on_gpu(lane) && !leg->alike->alike_next && link->wants_out == 0 &&
+	       link->sending == 0 && TAILQ_EMPTY(&link->granted) && lane->config.pack &&
+	       !lane->config.net->put && !kvp_lane_held(lane, KVP_HOLD_GATHER) &&
+	       !kvp_lane_held(lane, KVP_HOLD_SEND);
 }
 
 static bool pack_now(struct kvp_tx_piece *piece)

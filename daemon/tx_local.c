@@ -17,24 +17,31 @@ struct batch {
 	uint64_t bytes; /* moved */
 };
 
-/* The piece is at its destination: both ends count it. */
-static void leg_moved(struct kvp_tx_leg *leg, struct kvp_rx_piece *piece, struct batch *batch)
+void kvp_local_landed(struct kvp_tx_leg *leg, struct kvp_chunk *chunk, struct kvp_rx_piece *piece)
 {
 	struct kvp_tx *tx = leg->tx;
 	struct kvp_board *board = tx->order->board;
-	struct kvp_chunk *chunk = leg->chunk;
 
-	kvp_rx_local_landed(piece);
-	kvp_tx_leg_advance(leg);
+	if (piece->leg)
+		kvp_rx_local_landed(piece);
 	chunk->to_gather--;
 	chunk->to_land--;
-	batch->bytes += piece->bytes;
 	kvp_board_add(&board->pieces, 1);
 	kvp_board_add(&board->bytes, piece->bytes);
 	kvp_board_once(&board->first_data_ns, tx->lane->now_ns);
 	atomic_store_explicit(&board->last_landed_ns, tx->lane->now_ns, memory_order_relaxed);
 	tx->moved = true;
 	kvp_tx_dirty(tx);
+}
+
+/* The piece is at its destination. */
+static void leg_moved(struct kvp_tx_leg *leg, struct kvp_rx_piece *piece, struct batch *batch)
+{
+	struct kvp_chunk *chunk = leg->chunk;
+
+	kvp_tx_leg_advance(leg);
+	batch->bytes += piece->bytes;
+	kvp_local_landed(leg, chunk, piece);
 }
 
 /* The destination's checks; rows go into the batch, everything else is moved here. */
@@ -59,14 +66,20 @@ static void leg_take(struct kvp_tx_leg *leg, struct batch *batch)
 			    want.piece, want.seq);
 		return;
 	}
+	if (kvp_lane_on_gpu(tx->lane) && want.kind != KVP_WIRE_EMPTY) {
+		kvp_local_begin(leg, piece, segment);
+		batch->bytes += (uint64_t)piece->tokens * tx->token_bytes + piece->bytes;
+		return;
+	}
 	if (want.kind == KVP_WIRE_ROWS) {
 		batch->legs[batch->n++] = leg;
 		return;
 	}
-	if (piece->bytes)
-		kvp_rx_scatter(piece->leg, piece,
-			       kvp_tx_blob(tx, leg->chunk->order, want.kind, segment) +
-				       piece->start);
+	if (piece->bytes) /* by the processor: at once */
+		(void)kvp_rx_scatter(piece->leg, piece,
+				     kvp_tx_blob(tx, leg->chunk->order, want.kind, segment) +
+					     piece->start,
+				     &(uint64_t){ 0 });
 	leg_moved(leg, piece, batch);
 }
 
@@ -121,6 +134,7 @@ static bool tx_step(struct kvp_tx *tx, struct batch *batch)
 {
 	struct kvp_tx_leg *leg;
 	uint64_t place = UINT64_MAX;
+	uint32_t n = 0;
 
 	TAILQ_FOREACH(leg, &tx->legs, tx_link)
 	if (leg_has_work(leg))
@@ -131,10 +145,12 @@ static bool tx_step(struct kvp_tx *tx, struct batch *batch)
 	batch->n = 0;
 	TAILQ_FOREACH(leg, &tx->legs, tx_link)
 	{
-		if (batch->n == KVP_MOVE_TOGETHER || tx->failed)
+		if (n == KVP_MOVE_TOGETHER || tx->failed)
 			break;
-		if (leg_has_work(leg) && leg_place(leg) == place)
-			leg_take(leg, batch);
+		if (!leg_has_work(leg) || leg_place(leg) != place)
+			continue;
+		leg_take(leg, batch);
+		n++;
 	}
 	if (batch->n > 0 && !tx->failed)
 		batch_move(tx, batch);
@@ -148,9 +164,17 @@ static bool local_held(const struct kvp_lane *lane)
 	       kvp_lane_held(lane, KVP_HOLD_SCATTER) || kvp_lane_held(lane, KVP_HOLD_LANDED);
 }
 
+/* A GPU takes a step's pieces only while there is room for all of them. */
+static bool local_room(struct kvp_lane *lane)
+{
+	return !kvp_lane_on_gpu(lane) ||
+	       (lane->n_local_free >= KVP_MOVE_TOGETHER && kvp_local_place(lane));
+}
+
 /* Rooms in turns, a step each. */
 uint32_t kvp_tx_local(struct kvp_lane *lane)
 {
+	uint64_t most = kvp_lane_on_gpu(lane) ? KVP_LANE_TURN_GPU_BYTES : KVP_LANE_TURN_LOCAL_BYTES;
 	struct batch batch;
 	struct kvp_tx *tx;
 	uint32_t n = 0;
@@ -159,7 +183,7 @@ uint32_t kvp_tx_local(struct kvp_lane *lane)
 		return 0;
 
 	batch.bytes = 0;
-	while (batch.bytes < KVP_LANE_TURN_LOCAL_BYTES && n < KVP_LANE_TURN_WANTS &&
+	while (batch.bytes < most && n < KVP_LANE_TURN_WANTS && local_room(lane) &&
 	       (tx = TAILQ_FIRST(&lane->local))) {
 		bool more = tx_step(tx, &batch);
 

@@ -2,6 +2,7 @@
 
 /* How chunks are cut into pieces for a leg, and the slots that pieces are packed into. */
 
+#include <errno.h>
 #include <string.h>
 
 #include "daemon/copy.h"
@@ -10,11 +11,13 @@
 
 /* Source rows of a local piece: enough to make the checks of a piece cheap, few enough that a turn
  * stays short. */
-#define LOCAL_BYTES (2u << 20)
+#define LOCAL_BYTES UINT64_C(2097152)
+/* On a GPU: enough that a launch is worth it, few enough that several are under way. */
+#define LOCAL_GPU_BYTES UINT64_C(67108864)
 
 /* ---- cutting --------------------------------------------------------------------------------- */
 
-uint32_t kvp_tx_local_tokens(const struct kvp_tx *tx)
+uint32_t kvp_tx_local_tokens(struct kvp_tx *tx)
 {
 	const struct kvp_order_pool *pool = tx->pool->order;
 	uint64_t token = 0, tokens;
@@ -27,7 +30,9 @@ uint32_t kvp_tx_local_tokens(const struct kvp_tx *tx)
 		page = KVP_MAX(page, pool->entries[i].rows_per_page);
 	}
 	token = KVP_MAX(token, UINT64_C(1));
-	tokens = KVP_MIN(LOCAL_BYTES / token, (uint64_t)KVP_PIECE_TOKENS_MAX);
+	tx->token_bytes = token;
+	tokens = KVP_MIN((kvp_lane_on_gpu(tx->lane) ? LOCAL_GPU_BYTES : LOCAL_BYTES) / token,
+			 (uint64_t)KVP_PIECE_TOKENS_MAX);
 	if (tokens > page)
 		tokens -= tokens % page; /* whole pages make long runs */
 	return (uint32_t)KVP_MAX(tokens, UINT64_C(1));
@@ -241,8 +246,10 @@ static void fill_gaps(const struct kvp_copy_piece *piece, uint8_t *slot)
 	}
 }
 
-static void fill_slot(struct kvp_tx_piece *rows)
+/* Fills the slot, or has the GPU do it; the slot has the ticket then. As the calls of a mover. */
+static int fill_slot(struct kvp_tx_piece *rows, struct kvp_slot *slot)
 {
+	struct kvp_mover *mover = &rows->leg->tx->lane->mover;
 	const struct kvp_tx_leg *leg = rows->leg;
 	const struct kvp_order_chunk *chunk = rows->chunk->order;
 	struct kvp_side sides[KVP_LANE_GROUPS];
@@ -254,19 +261,21 @@ static void fill_slot(struct kvp_tx_piece *rows)
 		.parts = leg->tx->lane->parts,
 	};
 	uint64_t set[KVP_LANE_MASK_WORDS];
+	const uint8_t *blob;
 
 	if (rows->kind != KVP_WIRE_ROWS) {
-		memcpy(rows->slot->data,
-		       kvp_tx_blob(leg->tx, chunk, rows->kind, rows->segment) + rows->start,
-		       rows->bytes);
-		return;
+		blob = kvp_tx_blob(leg->tx, chunk, rows->kind, rows->segment) + rows->start;
+		if (rows->kind == KVP_WIRE_SEGMENT)
+			return kvp_mover_bytes(mover, blob, slot->data, rows->bytes, &slot->ticket);
+		memcpy(slot->data, blob, rows->bytes); /* the meta is host memory */
+		return 0;
 	}
 	(void)leg_set(leg, chunk, set);
 	kvp_tx_sides(leg, chunk, sides);
 	(void)kvp_piece_layout(piece.leg, set, piece.start, rows->tokens, leg->tx->lane->parts,
 			       &piece.n_parts);
-	kvp_gather(&piece, rows->slot->data);
-	fill_gaps(&piece, rows->slot->data);
+	fill_gaps(&piece, slot->data);
+	return kvp_mover_gather(mover, &piece, slot->data, &slot->ticket);
 }
 
 void kvp_tx_not_ahead(struct kvp_tx_piece *piece)
@@ -285,6 +294,11 @@ void kvp_tx_slot_put(struct kvp_tx_piece *piece)
 	if (!piece->slot)
 		return;
 
+	if (piece->gathering) {
+		piece->gathering = false;
+		piece->leg->tx->n_moving--;
+		TAILQ_REMOVE(&lane->gathering, piece, moving);
+	}
 	kvp_ring_put(&lane->pack, piece->slot);
 	piece->slot = NULL;
 	piece->leg->link->share->pack_slots--;
@@ -304,7 +318,14 @@ static void use_slot(struct kvp_tx_piece *piece, struct kvp_slot *slot)
 		link->lane->ahead++;
 		link->share->ahead++;
 	}
-	kvp_tx_gathered(piece);
+	if (kvp_mover_over(&link->lane->mover, slot->ticket)) {
+		kvp_tx_gathered(piece);
+		return;
+	}
+	piece->gathering = true;
+	piece->leg->tx->n_moving++;
+	TAILQ_INSERT_TAIL(&link->lane->gathering, piece, moving);
+	kvp_tx_dirty(piece->leg->tx);
 }
 
 /* Other legs that wait for the same bytes use the slot too. */
@@ -349,11 +370,12 @@ bool kvp_tx_pack(struct kvp_tx_piece *piece)
 	uint32_t most = KVP_MAX(lane->pack.n / 4, 1u);
 	struct kvp_slot *slot;
 	uint64_t begin_ns;
+	int r;
 
 	/* What is packed ahead waits for grants, and those may wait for granted pieces. */
 	if (piece->state != KVP_TX_WANTED)
 		most += share->ahead;
-	if (share->pack_slots >= most)
+	if (share->pack_slots >= most || !kvp_mover_ready(&lane->mover))
 		return false;
 
 	slot = kvp_ring_take(&lane->pack, tx->pool->order->owner_uid, lane->now_ns);
@@ -363,10 +385,16 @@ bool kvp_tx_pack(struct kvp_tx_piece *piece)
 	}
 	slot->user = tx;
 	kvp_slot_dirty(slot, piece->bytes);
-	use_slot(piece, slot);
 
 	begin_ns = kvp_lane_now();
-	fill_slot(piece);
+	r = fill_slot(piece, slot);
+	if (r < 0) {
+		kvp_ring_put(&lane->pack, slot);
+		if (r != -EAGAIN)
+			kvp_tx_move_failed(tx, r);
+		return false;
+	}
+	use_slot(piece, slot);
 	kvp_board_add(&tx->order->board->gather_ns, kvp_lane_now() - begin_ns);
 	if (piece->kind == KVP_WIRE_ROWS) {
 		count_repack(piece);

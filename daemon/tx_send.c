@@ -186,7 +186,14 @@ static void piece_given(struct kvp_tx_piece *piece)
 	kvp_tx_dirty(tx);
 }
 
-/* Advances one granted piece: 1 sent, 0 kept at a test point, -1 nothing more goes now. */
+/* Bytes of an endpoint that may be packed and under way at a time. */
+static uint64_t packed_most(const struct kvp_lane *lane)
+{
+	return kvp_lane_on_gpu(lane) ? UINT64_MAX : KVP_LANE_PACKED_BYTES;
+}
+
+/* Advances one granted piece: 1 sent, 0 kept at a test point or with the GPU, -1 nothing more goes
+ * now. */
 static int piece_advance(struct kvp_tx_piece *piece, uint64_t *budget)
 {
 	struct kvp_lane *lane = piece->leg->tx->lane;
@@ -199,12 +206,13 @@ static int piece_advance(struct kvp_tx_piece *piece, uint64_t *budget)
 		return kvp_tx_raw(piece) ? 1 : -1;
 	}
 	if (!piece->slot) {
-		if (*budget < piece->bytes ||
-		    piece->leg->link->in_flight >= KVP_LANE_PACKED_BYTES || !kvp_tx_pack(piece))
+		if (*budget < piece->bytes || piece->leg->link->in_flight >= packed_most(lane) ||
+		    !kvp_tx_pack(piece))
 			return -1;
 		*budget -= piece->bytes;
 	}
-	if (kvp_lane_held(lane, KVP_HOLD_SEND))
+	if (kvp_lane_held(lane, KVP_HOLD_SEND) ||
+	    !kvp_mover_over(&lane->mover, piece->slot->ticket))
 		return 0;
 	return kvp_tx_give(piece, piece->slot->data, 0, piece->bytes) ? 1 : -1;
 }
@@ -213,8 +221,10 @@ uint32_t kvp_tx_sends(struct kvp_link *link)
 {
 	struct kvp_tx_piece *piece, *next;
 	/* A piece of any size goes when it is the first. */
-	uint64_t budget =
-		KVP_MAX((uint64_t)KVP_LANE_TURN_GATHER_BYTES, link->lane->pack.slot_bytes);
+	uint64_t budget = kvp_lane_on_gpu(link->lane)
+				  ? KVP_LANE_TURN_GPU_BYTES
+				  : KVP_MAX((uint64_t)KVP_LANE_TURN_GATHER_BYTES,
+					    link->lane->pack.slot_bytes);
 	uint32_t n = 0;
 
 	for (piece = TAILQ_FIRST(&link->granted); piece && kvp_link_open(link); piece = next) {
@@ -434,6 +444,8 @@ void kvp_tx_leg_drop(struct kvp_tx_leg *leg)
 	struct kvp_tx_piece *piece, *next;
 	bool unused = false;
 
+	if (leg->local)
+		kvp_local_forget(leg->tx->lane, leg, NULL);
 	if (leg->dropped)
 		return;
 
