@@ -79,6 +79,7 @@ struct kvp_lane *lt_lane(struct lt *lt, const struct kvp_lane_config *given)
 	config.slot_bytes = config.slot_bytes ? config.slot_bytes : 1 << 20;
 	config.wants_per_session = config.wants_per_session ? config.wants_per_session : 64;
 	config.interface = "lo";
+	config.gpu = &lt_gpu ? lt_gpu : NULL;
 	config.loop = &lt->inbox;
 	r = kvp_lane_start(&lt->lanes[lt->n_lanes], &config, err, sizeof(err));
 	LT_REQUIRE(r == 0, "%s", err);

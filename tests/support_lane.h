@@ -22,6 +22,9 @@
 
 _Noreturn void lt_die(const char *where, int line, const char *cond, const char *fmt, ...)
 	KVP_PRINTF(4, 5);
+/* The GPU that every lane gets; NULL: none, the lanes are the host's. */
+extern const char *lt_gpu __attribute__((weak));
+
 #define LT_REQUIRE(cond, ...)                                               \
 	do {                                                                \
 		if (!(cond))                                                \

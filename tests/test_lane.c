@@ -171,7 +171,7 @@ static void run_case(const struct move_case *c, bool local, uint32_t groups)
 	lt_room_end(&scene->room);
 	check_idle(&scene->lt, scene->from);
 	check_idle(&scene->lt, scene->to);
-	if (c->raw && !local)
+	if (c->raw && !local && !(&lt_gpu && lt_gpu)) /* a GPU packs whatever it is told */
 		cr_assert_gt(lt_status(scene->from).raw_rows, 0);
 	scene_end(scene);
 }

@@ -201,7 +201,7 @@ Test(session, oversized_packet_is_refused_with_the_limit, .init = setup, .fini =
 /* More descriptors than a packet may carry, by hand: the library's own function refuses to. */
 static void send_many_fds(int fd, const void *bytes, size_t n, int n_fds)
 {
-	static char control[CMSG_SPACE(sizeof(int) * 64)];
+	static char control[CMSG_SPACE(sizeof(int) * (KVP_LIMIT_FDS + 1))];
 	struct iovec iov = { (void *)bytes, n };
 	struct msghdr hdr = { .msg_iov = &iov,
 			      .msg_iovlen = 1,
@@ -235,11 +235,11 @@ Test(session, unexpected_descriptors_are_closed_and_refused, .init = setup, .fin
 	cr_assert_eq(reply.status, KVP__STATUS__STATUS_INVALID);
 	cr_assert(strstr(reply.text, "2") && strstr(reply.text, "fds"), "%s", reply.text);
 
-	send_many_fds(fd, start, sizeof(start), 17);
+	send_many_fds(fd, start, sizeof(start), KVP_LIMIT_FDS + 1);
 	cr_assert(support_recv(fd, &reply, 5000));
 	cr_assert_eq(reply.id, 56);
 	cr_assert_eq(reply.status, KVP__STATUS__STATUS_INVALID);
-	cr_assert(strstr(reply.text, "16"), "%s", reply.text);
+	cr_assert(strstr(reply.text, "240"), "%s", reply.text);
 	assert_lives(fd);
 	close(fd);
 	/* teardown counts the daemon's descriptors */

@@ -16,7 +16,6 @@ import numpy as np
 
 import kvpack
 import model
-from arrays import PLACES
 from model import Partial
 from monolithic import Answer
 from paged import Caches, Table
@@ -38,7 +37,6 @@ class Shape:
     chunk: int = 40  # tokens of a prefill step
     prefill_pages: int = 64
     needle: bool = False
-    place: str = "numpy"  # of the caches: a key of arrays.PLACES
 
     @property
     def width(self) -> int:
@@ -59,9 +57,7 @@ class Shape:
     def __str__(self) -> str:
         return (
             f"dcp {self.dcp_size}, interleave {self.interleave}, {self.fmt.name}, "
-            f"stages {self.stages}"
-            + (", needle" if self.needle else "")
-            + (f", {self.place}" if self.place != "numpy" else "")
+            f"stages {self.stages}" + (", needle" if self.needle else "")
         )
 
 
@@ -104,14 +100,13 @@ class PrefillStage:
     def __init__(self, shape: Shape, stage: int, socket_path: str, before: Any, behind: Any):
         self.shape, self.stage = shape, stage
         self.before, self.behind = before, behind  # pipes, or None
-        self.weights, self.place = shape.weights(), PLACES[shape.place]
+        self.weights = shape.weights()
         self.layers = shape.layers(stage)
         self.is_last = stage == shape.stages - 1
         self.client = kvpack.Client(socket_path, name=f"prefill {stage}")
         self.fence = self.client.fence()
         self.caches = Caches(
             self.client,
-            self.place,
             shape.fmt,
             self.layers,
             shape.prefill_pages,
@@ -162,7 +157,7 @@ class PrefillStage:
                 point = self.fence.next()
                 self._submit(room, table, at, to, point, False, b"")
                 self._compute(request, table, at, to)
-                self.place.signal(point)
+                self.fence.signal(point)
             else:  # the last one carries what only its computation tells
                 said = self._compute(request, table, at, to)
                 self._submit(room, table, at, to, None, True, self._aux(request, said))
@@ -188,8 +183,6 @@ class PrefillStage:
         pages = table.pages[start // page : -(-end // page)]
         side = kvpack.Side(page, pages, pos0=start // page * page)
         segments = self.caches.segments(0) if last else []
-        if point is None:
-            self.place.settle()
         chunk = kvpack.Chunk(
             start, end - start, [side], fence=point, last=last, segments=segments, meta=meta
         )
@@ -273,11 +266,10 @@ class DecodeRank:
     fault: Fault = field(default_factory=Fault)
 
     def __post_init__(self) -> None:
-        self.weights, self.place = self.shape.weights(), PLACES[self.shape.place]
+        self.weights = self.shape.weights()
         self.client = kvpack.Client(self.path, name=f"decode {self.rank}")
         self.caches = Caches(
             self.client,
-            self.place,
             self.shape.fmt,
             range(model.LAYERS),
             self.shape.decode_pages,
@@ -328,8 +320,8 @@ class DecodeRank:
         if not kind or self.rank:
             return
         if kind == "state":
-            states = self.caches.states[model.STATE_LAYERS[0]]
-            states[0, 0, 0] = states[0, 1, 1]
+            numbers = self.caches.states[model.STATE_LAYERS[0]][0]
+            numbers[0, 0] = numbers[1, 1]
         elif kind == "draft":
             every = np.arange(end)
             self._move(self.caches.draft[model.DRAFT], self.table.place_all(every), False)

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/fake_gpu.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "daemon/gpu.h"
+#include "daemon/gpu_import.h"
+#include "proto/util.h"
+#include "tests/support_lane.h"
+
+#define BATCHES 4u
+#define ENTRIES 512u
+#define RUNS 4096u /* few: pieces of the tests fill more than one launch */
+#define LATE_NS 150000u
+
+_Atomic int fake_gpu_fail_launch, fake_gpu_fail_poll, fake_gpu_stopped, fake_gpu_launches;
+_Atomic int fake_gpu_imports;
+const char *lt_gpu = "GPU-fake";
+
+struct batch {
+	struct kvp_jobs jobs;
+	uint64_t ticket, due_ns;
+};
+
+struct kvp_gpu {
+	struct batch batches[BATCHES];
+	uint64_t launched, finished;
+	uint64_t seed;
+	char name[KVP_GPU_UUID];
+	bool dead;
+};
+
+/* Counts down to the failure that a test asked for. */
+static bool fails(_Atomic int *after)
+{
+	int n = atomic_load(after);
+
+	return n > 0 && atomic_fetch_sub(after, 1) == 1;
+}
+
+int kvp_gpu_list(char uuids[][KVP_GPU_UUID], char *err, size_t err_bytes)
+{
+	(void)err;
+	(void)err_bytes;
+	(void)snprintf(uuids[0], KVP_GPU_UUID, "GPU-fake");
+	return 1;
+}
+
+const char *kvp_gpu_build(void)
+{
+	return "fake";
+}
+
+int kvp_gpu_open(struct kvp_gpu **out, const char *name, char *err, size_t err_bytes)
+{
+	struct kvp_gpu *gpu = calloc(1, sizeof(*gpu));
+
+	(void)err;
+	(void)err_bytes;
+	LT_REQUIRE(gpu);
+	for (uint32_t i = 0; i < BATCHES; i++) {
+		struct kvp_jobs *jobs = &gpu->batches[i].jobs;
+
+		jobs->entries = calloc(ENTRIES, sizeof(*jobs->entries));
+		jobs->runs = calloc(RUNS, sizeof(*jobs->runs));
+		LT_REQUIRE(jobs->entries && jobs->runs);
+		jobs->max_entries = ENTRIES;
+		jobs->max_runs = RUNS;
+	}
+	(void)snprintf(gpu->name, sizeof(gpu->name), "%s", name);
+	*out = gpu;
+	return 0;
+}
+
+void kvp_gpu_close(struct kvp_gpu *gpu)
+{
+	if (!gpu)
+		return;
+	for (uint32_t i = 0; i < BATCHES; i++) {
+		free(gpu->batches[i].jobs.entries);
+		free(gpu->batches[i].jobs.runs);
+	}
+	free(gpu);
+}
+
+const char *kvp_gpu_uuid(const struct kvp_gpu *gpu)
+{
+	return gpu->name;
+}
+
+const char *kvp_gpu_name(const struct kvp_gpu *gpu)
+{
+	(void)gpu;
+	return "fake GPU";
+}
+
+const char *kvp_gpu_error(const struct kvp_gpu *gpu)
+{
+	return gpu->dead ? "cuEventQuery: FAKE_ERROR_ILLEGAL_ADDRESS"
+			 : "cuLaunchKernel: FAKE_ERROR_OUT_OF_RESOURCES";
+}
+
+/* As a mapping: what uses it after the free crashes. The size lies in front, on its own page. */
+int kvp_gpu_host_alloc(struct kvp_gpu *gpu, uint64_t bytes, void **out)
+{
+	uint64_t *base = mmap(NULL, bytes + 4096, PROT_READ | PROT_WRITE,
+			      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	(void)gpu;
+	LT_REQUIRE(base != MAP_FAILED);
+	*base = bytes + 4096;
+	*out = (char *)base + 4096;
+	return 0;
+}
+
+void kvp_gpu_host_free(struct kvp_gpu *gpu, void *host)
+{
+	uint64_t *base = (uint64_t *)(void *)((char *)host - 4096);
+
+	(void)gpu;
+	LT_REQUIRE(munmap(base, *base) == 0);
+}
+
+static struct batch *next_batch(struct kvp_gpu *gpu)
+{
+	return &gpu->batches[gpu->launched % BATCHES];
+}
+
+struct kvp_jobs *kvp_gpu_jobs(struct kvp_gpu *gpu)
+{
+	struct batch *batch = next_batch(gpu);
+
+	if (batch->ticket > gpu->finished)
+		return NULL;
+	if (batch->ticket)
+		kvp_jobs_reset(&batch->jobs);
+	batch->ticket = 0;
+	return &batch->jobs;
+}
+
+static void run_batches(struct kvp_gpu *gpu, bool all)
+{
+	while (gpu->finished < gpu->launched) {
+		struct batch *batch = &gpu->batches[gpu->finished % BATCHES];
+
+		if (!all && (atomic_load(&fake_gpu_stopped) || lt_now() < batch->due_ns))
+			break;
+		kvp_jobs_run_host(&batch->jobs);
+		gpu->finished++;
+	}
+}
+
+int kvp_gpu_launch(struct kvp_gpu *gpu, uint64_t *ticket)
+{
+	struct batch *batch = next_batch(gpu);
+
+	*ticket = gpu->launched;
+	if (batch->ticket || batch->jobs.n_entries == 0)
+		return 0;
+	if (fails(&fake_gpu_fail_launch)) {
+		run_batches(gpu, true); /* it waits for what was launched before */
+		kvp_jobs_reset(&batch->jobs);
+		return -EREMOTEIO;
+	}
+	gpu->seed = gpu->seed * UINT64_C(6364136223846793005) + 1;
+	batch->due_ns = lt_now() + (gpu->seed >> 33) % LATE_NS;
+	batch->ticket = ++gpu->launched;
+	*ticket = gpu->launched;
+	atomic_fetch_add(&fake_gpu_launches, 1);
+	return 0;
+}
+
+uint64_t kvp_gpu_next(const struct kvp_gpu *gpu)
+{
+	return gpu->launched + 1;
+}
+
+int kvp_gpu_poll(struct kvp_gpu *gpu, uint64_t *ticket)
+{
+	if (gpu->dead || fails(&fake_gpu_fail_poll)) {
+		gpu->dead = true;
+		return -EIO;
+	}
+	run_batches(gpu, false);
+	*ticket = gpu->finished;
+	return 0;
+}
+
+/* ---- imports: a VMM chunk is a memfd here, an IPC handle holds an address of this process ------
+ */
+
+struct kvp_gpu_import {
+	void *map;
+	uint64_t bytes;
+};
+
+int kvp_gpu_imports_create(struct kvp_gpu_imports **out, struct kvp_gpu *gpu)
+{
+	(void)gpu;
+	*out = NULL;
+	return 0;
+}
+
+void kvp_gpu_imports_destroy(struct kvp_gpu_imports *imports)
+{
+	(void)imports;
+}
+
+int kvp_gpu_import_ipc(struct kvp_gpu_imports *imports, uint64_t owner, const void *handle,
+		       uint64_t offset, uint64_t bytes, struct kvp_gpu_import **out, uint64_t *addr,
+		       char *err, size_t err_bytes)
+{
+	uint64_t held[2]; /* address, bytes */
+
+	(void)imports;
+	(void)owner;
+	memcpy(held, handle, sizeof(held));
+	if (held[0] == 0 || offset > held[1] || bytes > held[1] - offset) {
+		(void)snprintf(err, err_bytes, "cuIpcOpenMemHandle: FAKE_ERROR_INVALID_VALUE");
+		return -EINVAL;
+	}
+	*out = calloc(1, sizeof(**out));
+	LT_REQUIRE(*out);
+	*addr = held[0] + offset;
+	atomic_fetch_add(&fake_gpu_imports, 1);
+	return 0;
+}
+
+int kvp_gpu_import_vmm(struct kvp_gpu_imports *imports, const struct kvp_gpu_chunks *chunks,
+		       struct kvp_gpu_import **out, uint64_t *addr, char *err, size_t err_bytes)
+{
+	struct kvp_gpu_import *import = calloc(1, sizeof(*import));
+
+	(void)imports;
+	LT_REQUIRE(import && chunks->n == 1);
+	import->bytes = chunks->bytes[0];
+	import->map =
+		mmap(NULL, import->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, chunks->fds[0], 0);
+	if (import->map == MAP_FAILED) {
+		free(import);
+		(void)snprintf(err, err_bytes, "cuMemImportFromShareableHandle: FAKE_ERROR");
+		return -EINVAL;
+	}
+	*out = import;
+	*addr = (uint64_t)(uintptr_t)import->map;
+	atomic_fetch_add(&fake_gpu_imports, 1);
+	return 0;
+}
+
+void kvp_gpu_import_put(struct kvp_gpu_imports *imports, struct kvp_gpu_import *import)
+{
+	(void)imports;
+	if (!import)
+		return;
+	if (import->map)
+		LT_REQUIRE(munmap(import->map, import->bytes) == 0);
+	free(import);
+	atomic_fetch_sub(&fake_gpu_imports, 1);
+}
+
+uint32_t kvp_gpu_imports_count(const struct kvp_gpu_imports *imports, uint64_t *bytes)
+{
+	(void)imports;
+	*bytes = 0;
+	return (uint32_t)atomic_load(&fake_gpu_imports);
+}

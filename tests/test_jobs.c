@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The tables of a launch, done by the processor as a GPU would: every row where counting puts it.
+ */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <criterion/criterion.h>
+
+#include "daemon/jobs.h"
+#include "proto/util.h"
+#include "tests/support_world.h"
+
+#define MANY 65536u
+
+static struct kvp_jobs *jobs_make(uint32_t max_entries, uint32_t max_runs)
+{
+	struct kvp_jobs *jobs = calloc(1, sizeof(*jobs));
+
+	jobs->entries = calloc(max_entries, sizeof(*jobs->entries));
+	jobs->runs = calloc(max_runs, sizeof(*jobs->runs));
+	jobs->max_entries = max_entries;
+	jobs->max_runs = max_runs;
+	return jobs;
+}
+
+static void jobs_free(struct kvp_jobs *jobs)
+{
+	free(jobs->entries);
+	free(jobs->runs);
+	free(jobs);
+}
+
+/* What the kernel takes for granted of the tables. */
+static void tables_check(const struct kvp_jobs *jobs)
+{
+	uint32_t widest = 0;
+
+	for (uint32_t i = 0; i < jobs->n_entries; i++) {
+		const struct kvp_move_entry *e = &jobs->entries[i];
+		uint32_t units = e->width >> e->unit_log;
+
+		cr_assert_eq(e->width % (1u << e->unit_log), 0);
+		cr_assert_leq(e->first_run + e->n_runs, jobs->n_runs);
+		widest = KVP_MAX(widest, e->n_runs);
+		for (uint32_t k = 0; k < 200; k++) {
+			uint64_t n = world_draw(1u << 31);
+			uint64_t q = e->magic ? (n * e->magic >> 32) >> e->shift : n >> e->shift;
+
+			cr_assert_eq(q, n / units, "%lu / %u", n, units);
+		}
+		for (uint32_t k = 0; k < e->n_runs; k++)
+			cr_assert_gt(jobs->runs[e->first_run + k].n, 0);
+	}
+	cr_assert_eq(jobs->widest, widest);
+}
+
+static void run(struct kvp_jobs *jobs)
+{
+	tables_check(jobs);
+	kvp_jobs_run_host(jobs);
+	kvp_jobs_reset(jobs);
+}
+
+Test(jobs, gather_and_scatter_move_the_right_rows)
+{
+	static struct world w;
+	struct kvp_jobs *jobs = jobs_make(64, MANY);
+	unsigned char *slots = malloc(RANKS_MAX << 20);
+	uint32_t good = 0;
+
+	for (uint32_t round = 0; round < 1500; round++) {
+		struct kvp_part parts[RANKS_MAX][4 * ENTRIES];
+		struct kvp_copy_piece pieces[RANKS_MAX];
+
+		world_make(&w);
+		world_pools(&w);
+		for (uint32_t r = 0; world_good(&w) && r < w.n_ranks; r++) {
+			pieces[r] = (struct kvp_copy_piece){
+				.leg = &w.legs[r],
+				.pool = { .maps = w.src_maps, .sides = &w.src },
+				.start = w.start,
+				.tokens = w.tokens,
+				.parts = parts[r],
+			};
+			cr_assert_leq(kvp_piece_layout(&w.legs[r], NULL, w.start,
+						       (uint32_t)w.tokens, parts[r],
+						       &pieces[r].n_parts),
+				      1u << 20);
+			cr_assert_eq(kvp_jobs_gather(jobs, &pieces[r],
+						     (uintptr_t)slots + ((uint64_t)r << 20)),
+				     0);
+			good++;
+		}
+		if (world_good(&w)) {
+			run(jobs); /* all ranks in one launch, as the lane does */
+			for (uint32_t r = 0; r < w.n_ranks; r++) {
+				pieces[r].pool = (struct kvp_copy_pool){ w.dst_maps[r], &w.dst[r] };
+				cr_assert_eq(
+					kvp_jobs_scatter(jobs, &pieces[r],
+							 (uintptr_t)slots + ((uint64_t)r << 20)),
+					0);
+			}
+			run(jobs);
+			world_check(&w, round);
+		}
+		world_free(&w);
+	}
+	cr_assert_gt(good, 1000);
+	free(slots);
+	jobs_free(jobs);
+}
+
+Test(jobs, move_moves_the_right_rows)
+{
+	static struct world w;
+	struct kvp_jobs *jobs = jobs_make(64, MANY);
+	uint32_t good = 0;
+
+	for (uint32_t round = 0; round < 1500; round++) {
+		struct kvp_move_source source;
+		uint64_t bytes = 0;
+
+		world_make(&w);
+		world_pools(&w);
+		source = (struct kvp_move_source){
+			.src = { .maps = w.src_maps, .sides = &w.src },
+			.n_entries = ENTRIES,
+			.start = w.start,
+			.tokens = w.tokens,
+		};
+		for (uint32_t r = 0; world_good(&w) && r < w.n_ranks; r++) {
+			const struct kvp_move move = {
+				.leg = &w.legs[r],
+				.dst = { .maps = w.dst_maps[r], .sides = &w.dst[r] },
+			};
+
+			cr_assert_eq(kvp_jobs_move(jobs, &source, &move), 0);
+			bytes += kvp_move_bytes(&source, &move);
+			cr_assert_eq(jobs->bytes, bytes);
+		}
+		if (world_good(&w)) {
+			run(jobs);
+			world_check(&w, round);
+			good++;
+		}
+		kvp_jobs_reset(jobs);
+		world_free(&w);
+	}
+	cr_assert_gt(good, 300);
+	jobs_free(jobs);
+}
+
+/* A move that does not fit leaves the tables as they were, and goes into the next ones. */
+Test(jobs, full_tables_take_all_or_nothing)
+{
+	static struct world w;
+	uint32_t full = 0;
+
+	for (uint32_t round = 0; round < 600; round++) {
+		struct kvp_jobs *jobs = jobs_make(2 + world_draw(12), 4 + world_draw(300));
+		struct kvp_move_source source;
+		bool all = true;
+
+		world_make(&w);
+		world_pools(&w);
+		source = (struct kvp_move_source){
+			.src = { .maps = w.src_maps, .sides = &w.src },
+			.n_entries = ENTRIES,
+			.start = w.start,
+			.tokens = w.tokens,
+		};
+		for (uint32_t r = 0; world_good(&w) && r < w.n_ranks; r++) {
+			const struct kvp_move move = {
+				.leg = &w.legs[r],
+				.dst = { .maps = w.dst_maps[r], .sides = &w.dst[r] },
+			};
+			const struct kvp_jobs before = *jobs;
+
+			if (kvp_jobs_move(jobs, &source, &move) == 0)
+				continue;
+			full++;
+			cr_assert_eq(memcmp(&before, jobs, sizeof(before)), 0);
+			run(jobs);
+			all = kvp_jobs_move(jobs, &source, &move) == 0 && all;
+		}
+		run(jobs);
+		if (world_good(&w) && all)
+			world_check(&w, round);
+		world_free(&w);
+		jobs_free(jobs);
+	}
+	cr_assert_gt(full, 100);
+}
+
+Test(jobs, plain_bytes)
+{
+	struct kvp_jobs *jobs = jobs_make(8, 256);
+	unsigned char *src = malloc(1 << 21), *dst = malloc(1 << 21), *want = malloc(1 << 21);
+
+	world_fill(src, 1 << 21);
+	for (uint32_t round = 0; round < 300; round++) {
+		uint32_t from = world_draw(4096), to = world_draw(4096);
+		uint32_t bytes = world_draw(round % 3 ? 9000 : 1 << 20);
+
+		memset(dst, 0xaa, 1 << 21);
+		memset(want, 0xaa, 1 << 21);
+		memcpy(want + to, src + from, bytes);
+		cr_assert_eq(
+			kvp_jobs_bytes(jobs, (uintptr_t)src + from, (uintptr_t)dst + to, bytes), 0);
+		run(jobs);
+		cr_assert_eq(memcmp(dst, want, 1 << 21), 0, "round %u", round);
+	}
+	cr_assert_eq(kvp_jobs_bytes(jobs, 0, 4096, 1u << 30), -ENOSPC);
+	cr_assert_eq(jobs->n_entries, 0);
+	free(src);
+	free(dst);
+	free(want);
+	jobs_free(jobs);
+}
