@@ -153,7 +153,7 @@ Test(net_verbs, credits_at_every_depth)
  * it is closed a new one works. */
 Test(net_verbs, failure_at_every_request)
 {
-	for (uint64_t n = 1; n <= 20; n++) {
+	for (uint64_t n = 1; n <= VP_SLOTS; n++) {
 		struct vp_node a, b;
 		uint64_t taken = 0;
 
@@ -161,8 +161,8 @@ Test(net_verbs, failure_at_every_request)
 		vp_idle(&a, &b, 2);
 		kvp_fake.fail_at = kvp_fake.n_posted + n;
 		kvp_fake.fail_status = IBV_WC_RETRY_EXC_ERR;
-		for (uint64_t i = 0; i < 20; i++) {
-			taken += vp_put(&a, &b, i, (uint32_t)i % VP_SLOTS, 0, 100, true) == 0;
+		for (uint64_t i = 0; i < VP_SLOTS; i++) {
+			taken += vp_put(&a, &b, i, (uint32_t)i, 0, 100, true) == 0;
 			if (i % 3 == 0)
 				(void)kvp_net_verbs.progress(a.net);
 		}
