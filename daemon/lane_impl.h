@@ -261,7 +261,8 @@ enum kvp_tx_piece_state {
 };
 
 struct kvp_tx_piece {
-	struct kvp_tx_leg *leg;
+	struct kvp_tx_leg *leg;  /* NULL: over, but its slot is still in the transport's hands */
+	struct kvp_link *orphan; /* then: whose transport */
 	struct kvp_chunk *chunk;
 	struct kvp_slot *slot; /* packed */
 	enum kvp_tx_piece_state state;

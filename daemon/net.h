@@ -127,9 +127,10 @@ struct kvp_net_ops {
 	 * can be). `ep_arg` comes back in closed(). */
 	int (*ep_open)(struct kvp_net *net, const void *addr, size_t addr_bytes, void *ep_arg,
 		       struct kvp_net_ep **out);
-	/* Begins to close; closed() follows from progress(). Past the transport's own deadline,
-	 * which a forced close does not reach unless the transport is broken, the endpoint counts
-	 * as `stuck`: its memory is in quarantine until closed(), which close() always brings. */
+	/* Begins to close; closed() follows from progress() once what was taken is written out or
+	 * the peer is gone. Past the transport's own deadline (a peer that stands still) the
+	 * endpoint counts as `stuck`: its memory is in quarantine until closed(), which close()
+	 * always brings. */
 	void (*ep_close)(struct kvp_net *net, struct kvp_net_ep *ep);
 	void *(*ep_arg)(struct kvp_net_ep *ep);
 	/* 0: taken, sent(req) follows exactly once (never inside this call unless `req` is NULL:

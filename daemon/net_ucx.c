@@ -57,11 +57,12 @@ static void on_error(void *arg, ucp_ep_h ucp, ucs_status_t status)
 	struct kvp_net_ep *ep = arg;
 
 	(void)ucp; /* the same as ep->ucp */
+	if (ep->status == 0)
+		ep->status = kvp_ucx_errno(status);
 	if (ep->state != KVP_UCX_EP_OPEN)
 		return;
 
 	ep->state = KVP_UCX_EP_FAILED;
-	ep->status = kvp_ucx_errno(status);
 	ep->tell_failed = true;
 	ep->net->n_tell++;
 }
@@ -151,11 +152,38 @@ static void close_post(struct kvp_net_ep *ep)
 		ep->close_request = request;
 }
 
+/*
+ * A forced close of an endpoint that has not written everything leaves its socket with UCX, to be
+ * written out. When such a socket fails, UCX 1.13 frees it in one handler and uses it in the next.
+ * So the close waits until all is written, or the socket has failed: a peer that stands still keeps
+ * the slots that are on their way to it until it goes on or dies.
+ */
+static bool all_written(struct kvp_net_ep *ep)
+{
+	ucp_request_param_t param = { 0 };
+	ucs_status_ptr_t request;
+
+	if (!ep->flush_posted) {
+		ep->flush_posted = true;
+		request = ucp_ep_flush_nbx(ep->ucp, &param);
+		if (UCS_PTR_IS_PTR(request))
+			ep->flush_request = request;
+	}
+	return ep->n_sends == 0 && (!ep->flush_request ||
+				    ucp_request_check_status(ep->flush_request) != UCS_INPROGRESS);
+}
+
 /* Whether neither the close nor a send of it is alive in UCX any more. */
 static bool close_is_over(struct kvp_net_ep *ep)
 {
-	if (!ep->close_posted)
+	if (!ep->close_posted) {
+		if (ep->status == 0 && !ep->net->closing && !all_written(ep))
+			return false;
+		if (ep->flush_request)
+			ucp_request_free(ep->flush_request); /* UCX ends it some time */
+		ep->flush_request = NULL;
 		close_post(ep);
+	}
 	if (ep->close_request && ucp_request_check_status(ep->close_request) != UCS_INPROGRESS) {
 		ucp_request_free(ep->close_request);
 		ep->close_request = NULL;

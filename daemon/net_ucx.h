@@ -45,19 +45,22 @@ TAILQ_HEAD(kvp_ucx_recvs, kvp_ucx_recv);
 enum kvp_ucx_ep_state {
 	KVP_UCX_EP_OPEN,    /* until the error callback or ep_close() */
 	KVP_UCX_EP_FAILED,  /* no sends any more; until ep_close() */
-	KVP_UCX_EP_CLOSING, /* until UCP's close and every send are over */
+	KVP_UCX_EP_CLOSING, /* until every send, UCP's flush (or a failure), and its close are over
+			     */
 };
 
 struct kvp_net_ep {
 	struct kvp_net *net; /* borrowed, outlives the endpoint */
 	ucp_ep_h ucp;        /* owned until the close was posted */
 	void *arg;           /* the lane's */
-	void *close_request; /* UCP's, while it is alive */
+	void *flush_request; /* UCP's, while they are alive */
+	void *close_request;
 	uint64_t close_since_ns;
 	uint32_t n_sends; /* taken and not yet told */
-	int status;       /* why it failed */
+	int status;       /* why it failed; 0: it has not */
 	enum kvp_ucx_ep_state state;
 	bool tell_failed;  /* failed() is due */
+	bool flush_posted; /* UCP was asked to write out what it took */
 	bool close_posted; /* UCP was asked to close */
 	bool stuck;        /* closing for too long, and counted as such */
 	TAILQ_ENTRY(kvp_net_ep) link;

@@ -363,6 +363,35 @@ void kvp_tx_refuse(struct kvp_lane *lane, const struct kvp_wire_refuse *msg)
 		    leg->order->dest, piece->idx, piece->chunk->order->seq, msg->status);
 }
 
+/*
+ * The leg is over, and the transport has not let go of the slot. The slot is a copy: the sources
+ * are free, and nobody waits for a peer that does not read.
+ */
+static void piece_orphan(struct kvp_tx_piece *piece)
+{
+	struct kvp_tx_leg *leg = piece->leg;
+
+	TAILQ_REMOVE(&leg->order_list, piece, order);
+	leg->n_order--;
+	piece->slot->user = NULL;
+	piece->orphan = leg->link;
+	piece->leg = NULL;
+}
+
+static void orphan_sent(struct kvp_lane *lane, struct kvp_tx_piece *piece)
+{
+	struct kvp_link *link = piece->orphan;
+
+	link->sending--;
+	link->in_flight -= piece->bytes;
+	if (--piece->sends > 0)
+		return;
+
+	kvp_ring_put(&lane->pack, piece->slot);
+	link->share->pack_slots--;
+	kvp_tx_piece_put(lane, piece);
+}
+
 static void sent_dropped(struct kvp_tx_piece *piece)
 {
 	struct kvp_tx_leg *leg = piece->leg;
@@ -381,7 +410,10 @@ void kvp_tx_sent(struct kvp_lane *lane, struct kvp_tx_piece *piece, int status)
 {
 	struct kvp_tx_leg *leg = piece->leg;
 
-	(void)lane;
+	if (!leg) {
+		orphan_sent(lane, piece);
+		return;
+	}
 	piece->sends--;
 	leg->link->sending--;
 	if (piece->slot)
@@ -456,8 +488,11 @@ void kvp_tx_leg_drop(struct kvp_tx_leg *leg)
 	for (piece = TAILQ_FIRST(&leg->order_list); piece; piece = next) {
 		next = TAILQ_NEXT(piece, order);
 		unused = piece_unwant(piece) || unused;
-		if (piece->sends > 0)
+		if (piece->sends > 0) {
+			if (piece->slot)
+				piece_orphan(piece);
 			continue;
+		}
 		kvp_tx_slot_put(piece);
 		TAILQ_REMOVE(&leg->order_list, piece, order);
 		leg->n_order--;

@@ -108,7 +108,7 @@ void fault_connect(struct fault_end *end, const char *name)
 	desc.n_entries = end->pool.n_entries;
 	desc.fds = &end->pool.fd;
 	desc.n_fds = 1;
-	desc.layout_tag = "faults";
+	desc.layout_tag = end->tag ? end->tag : "faults";
 	desc.tag_bytes = 6;
 	desc.label = name;
 	RIG_CALL(end->client, kvp_pool_register(end->client, &desc, &end->pool.id));
@@ -139,6 +139,7 @@ int fault_try_expect(struct fault_room *room)
 	struct kvp_side_desc side = dst_side(room);
 	struct kvp_segment segment = { .id = SEGMENT, .entry = LAYERS, .bytes = BLOB };
 	struct kvp_expect_sender senders[4];
+	uint32_t pages[KVP_ARRAY_SIZE(room->dst.pages)];
 	uint32_t i;
 
 	RIG_REQUIRE(room->n_dummies < KVP_ARRAY_SIZE(senders));
@@ -161,6 +162,10 @@ int fault_try_expect(struct fault_room *room)
 	expect.end = FAULT_TOKENS;
 	expect.label = "faults";
 	expect.timers = room->timers;
+	memcpy(pages, side.pages, side.n_pages * sizeof(*pages));
+	side.pages = pages;
+	if (room->on_expect)
+		room->on_expect(&expect);
 	return kvp_expect(room->dst.client, &expect, NULL, NULL, &room->dst.room);
 }
 
@@ -175,6 +180,8 @@ int fault_try_open(struct fault_room *room)
 	open.n_sides = 1;
 	open.label = "faults";
 	open.timers = room->timers;
+	if (room->on_open)
+		room->on_open(&open);
 	return kvp_open(room->src.client, &open, NULL, NULL, &room->src.room);
 }
 
@@ -188,13 +195,14 @@ void fault_open(struct fault_room *room)
 	RIG_CALL(room->src.client, fault_try_open(room));
 }
 
-void fault_submit(struct fault_room *room, enum fault_part part)
+int fault_try_submit(struct fault_room *room, enum fault_part part)
 {
 	uint64_t from = part == FAULT_FIRST ? 0 : FAULT_HALF;
 	struct kvp_chunk chunk = KVP_CHUNK_INIT;
 	struct kvp_side_desc side = src_side(room, from);
 	struct kvp_segment segment = { .id = SEGMENT, .entry = LAYERS, .bytes = BLOB };
 	struct rig_key key = key_of(room);
+	uint32_t pages[KVP_ARRAY_SIZE(room->src.pages)];
 	uint8_t meta[META];
 
 	chunk.start = from;
@@ -211,8 +219,16 @@ void fault_submit(struct fault_room *room, enum fault_part part)
 		chunk.meta_bytes = META;
 		chunk.last = 1;
 	}
-	RIG_CALL(room->src.client,
-		 kvp_submit(room->src.client, room->src.room, &chunk, NULL, NULL, NULL));
+	memcpy(pages, side.pages, side.n_pages * sizeof(*pages));
+	side.pages = pages;
+	if (room->on_chunk)
+		room->on_chunk(&chunk);
+	return kvp_submit(room->src.client, room->src.room, &chunk, NULL, NULL, NULL);
+}
+
+void fault_submit(struct fault_room *room, enum fault_part part)
+{
+	RIG_CALL(room->src.client, fault_try_submit(room, part));
 }
 
 static void end_completes(struct fault_end *end)
@@ -448,7 +464,7 @@ static uint64_t taken(const cJSON *lane, const char *ring)
 	return number(object, "n") - number(object, "free");
 }
 
-void fault_idle(const struct rig_daemon *daemon)
+static void idle(const struct rig_daemon *daemon, bool but_sent)
 {
 	uint64_t until = rig_now_ns() + FAULT_SECS * UINT64_C(1000000000);
 
@@ -457,10 +473,14 @@ void fault_idle(const struct rig_daemon *daemon)
 		const cJSON *rooms = cJSON_GetObjectItemCaseSensitive(root, "rooms");
 		const cJSON *lane = lane_of(root);
 		uint64_t n = number(rooms, "dest") + number(rooms, "send");
-		uint64_t slots = taken(lane, "pack_slots") + taken(lane, "land_slots");
+		uint64_t slots = taken(lane, "land_slots");
 		uint64_t work = number(lane, "receivers") + number(lane, "senders") +
-				number(lane, "wants_queued") + number(lane, "quarantined");
+				number(lane, "wants_queued");
 
+		if (!but_sent) {
+			slots += taken(lane, "pack_slots");
+			work += number(lane, "quarantined");
+		}
 		cJSON_Delete(root);
 		if (n + slots + work == 0)
 			return;
@@ -469,6 +489,16 @@ void fault_idle(const struct rig_daemon *daemon)
 			    (unsigned long long)work);
 		rig_sleep_ms(2);
 	}
+}
+
+void fault_idle(const struct rig_daemon *daemon)
+{
+	idle(daemon, false);
+}
+
+void fault_idle_but_sent(const struct rig_daemon *daemon)
+{
+	idle(daemon, true);
 }
 
 uint32_t fault_fds(const struct rig_daemon *daemon)

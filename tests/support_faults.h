@@ -15,6 +15,7 @@
 
 struct fault_end {
 	const struct rig_daemon *daemon; /* that serves it */
+	const char *tag;                 /* of the pool's layout; NULL: that of all others */
 	struct kvp_client *client;
 	struct rig_pool pool;
 	uint32_t pages[FAULT_TOKENS / 16];
@@ -28,6 +29,10 @@ struct fault_room {
 	const char *address; /* that the expectation names; NULL: of the source's daemon */
 	uint32_t n_dummies;  /* senders without data that the expectation names, from 1 on */
 	struct kvp_timers timers;
+	/* Change a request before it is made; NULL: as it is. What it points to may be written. */
+	void (*on_expect)(struct kvp_expect *expect);
+	void (*on_open)(struct kvp_open *open);
+	void (*on_chunk)(struct kvp_chunk *chunk);
 };
 
 /* What a submit brings: half of the tokens, or the rest with segment (and last, and meta). */
@@ -46,6 +51,7 @@ void fault_close(struct fault_room *room);
 /* 0 or negative errno as of the library; the others require success. */
 int fault_try_expect(struct fault_room *room);
 int fault_try_open(struct fault_room *room);
+int fault_try_submit(struct fault_room *room, enum fault_part part);
 void fault_expect(struct fault_room *room);
 void fault_open(struct fault_room *room);
 void fault_submit(struct fault_room *room, enum fault_part part);
@@ -74,6 +80,8 @@ void fault_hold(const struct rig_daemon *daemon, const char *point, bool on);
 void fault_held(const struct rig_daemon *daemon, const char *point);
 /* Waits until the daemon has no rooms, no work, and all its slots. */
 void fault_idle(const struct rig_daemon *daemon);
+/* The same, but for slots on their way to a peer that does not read. */
+void fault_idle_but_sent(const struct rig_daemon *daemon);
 uint32_t fault_fds(const struct rig_daemon *daemon);
 /* Waits until the daemon has no more descriptors than that. */
 void fault_fds_back(const struct rig_daemon *daemon, uint32_t fds);

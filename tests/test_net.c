@@ -542,11 +542,12 @@ Test(net, dead_peer_fails_the_endpoint_once)
 	free(payload);
 }
 
-Test(net, close_ends_pending_sends)
+/* What is on its way stays the transport's while the peer stands still, and ends when it dies. */
+Test(net, close_waits_for_pending_sends)
 {
 	size_t bytes = 1 << 20;
 	unsigned char *payload = calloc(1, bytes);
-	uint64_t taken = 0, start;
+	uint64_t taken = 0;
 	struct node a, peer;
 	pid_t pid = echo_start(&a, &peer);
 
@@ -559,19 +560,20 @@ Test(net, close_ends_pending_sends)
 		ops->progress(a.net);
 	cr_assert_lt(a.sent_ok, taken);
 
-	start = now_ms();
 	ops->ep_close(a.net, a.ep);
 	ops->ep_close(a.net, a.ep); /* once is enough, twice harmless */
 	cr_assert_eq(a.closed, 0);
 	cr_assert_eq(send_one(&a, 0, NULL, 0), -ENOTCONN);
+	for (int i = 0; i < 1000; i++)
+		ops->progress(a.net);
+	cr_assert_eq(a.closed, 0);
+	kill_and_reap(pid);
 	turn_until(&a, NULL, &a.closed, 1);
-	cr_assert_lt(now_ms() - start, 2000);
 	cr_assert_eq(a.sent_ok + a.sent_bad, taken);
 	cr_assert_gt(a.sent_bad, 0);
 	cr_assert_eq(a.failed, 0);
 	cr_assert_eq(ops->stats(a.net)->pending, 0);
 	cr_assert_eq(ops->stats(a.net)->eps + ops->stats(a.net)->stuck, 0);
-	kill_and_reap(pid);
 	node_close(&a);
 	free(payload);
 }
