@@ -167,9 +167,10 @@ static Kvp__Status admit_limits(struct kvp_rooms *rooms, const struct kvp_room_o
 				char *err)
 {
 	if (owner->n_rooms >= owner->max_rooms)
-		return kvp_room_refuse(err, KVP__STATUS__STATUS_LIMIT,
-				       "rooms of this client: %u, limit max_rooms %u",
-				       owner->n_rooms, owner->max_rooms);
+		return kvp_room_refuse(
+			err, KVP__STATUS__STATUS_LIMIT,
+			"rooms of this client: %u, its user's max_rooms leaves it %u",
+			owner->n_rooms, owner->max_rooms);
 	if (rooms->n_rooms >= rooms->config->limits.max_rooms)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_LIMIT,
 				       "rooms of this daemon: %u, limit limits.max_rooms %u",
