@@ -301,7 +301,7 @@ static void room_head(const cJSON *room)
 		     ctl_text(room, "client"), mode, ctl_number(room, "tokens"),
 		     ctl_number(room, "arrived"), bytes);
 	if (ctl_text(room, "waits_for")[0] && !ctl_flag(room, "ended"))
-		(void)printf("  waits for %s since %s\n", ctl_text(room, "waits_for"), waits);
+		(void)printf("  waits, for %s now: %s\n", waits, ctl_text(room, "waits_for"));
 	if (ctl_text(room, "reason")[0])
 		(void)printf("  %s: %s%s\n", ctl_text(room, "status"), ctl_text(room, "reason"),
 			     ctl_flag(room, "retry") ? " (a retry may work)" : "");

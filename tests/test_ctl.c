@@ -101,7 +101,7 @@ Test(ctl, room_in_full)
 	cr_expect_str_eq(asked()->arg, "0x11");
 	cr_expect(strstr(out, "room 0x11 dest 2: landing for 250 ms, made 1m 15s ago, label \"r\""),
 		  "%s", out);
-	cr_expect(strstr(out, "waits for data since 1.5 s"), "%s", out);
+	cr_expect(strstr(out, "waits, for 1.5 s now: data"), "%s", out);
 	cr_expect(strstr(out, "verdict: peer"), "%s", out);
 	cr_expect(strstr(out, "stages: offered +0 ms, accepted +1.5 s"), "%s", out);
 	cr_expect(strstr(out, "SENDER  DEST  PEER "), "%s", out);
