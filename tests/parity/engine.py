@@ -16,6 +16,7 @@ import numpy as np
 
 import kvpack
 import model
+from arrays import PLACES
 from model import Partial
 from monolithic import Answer
 from paged import Caches, Table
@@ -37,6 +38,7 @@ class Shape:
     chunk: int = 40  # tokens of a prefill step
     prefill_pages: int = 64
     needle: bool = False
+    place: str = "numpy"  # of the caches: a key of arrays.PLACES
 
     @property
     def width(self) -> int:
@@ -57,7 +59,9 @@ class Shape:
     def __str__(self) -> str:
         return (
             f"dcp {self.dcp_size}, interleave {self.interleave}, {self.fmt.name}, "
-            f"stages {self.stages}" + (", needle" if self.needle else "")
+            f"stages {self.stages}"
+            + (", needle" if self.needle else "")
+            + (f", {self.place}" if self.place != "numpy" else "")
         )
 
 
@@ -100,13 +104,14 @@ class PrefillStage:
     def __init__(self, shape: Shape, stage: int, socket_path: str, before: Any, behind: Any):
         self.shape, self.stage = shape, stage
         self.before, self.behind = before, behind  # pipes, or None
-        self.weights = shape.weights()
+        self.weights, self.place = shape.weights(), PLACES[shape.place]
         self.layers = shape.layers(stage)
         self.is_last = stage == shape.stages - 1
         self.client = kvpack.Client(socket_path, name=f"prefill {stage}")
         self.fence = self.client.fence()
         self.caches = Caches(
             self.client,
+            self.place,
             shape.fmt,
             self.layers,
             shape.prefill_pages,
@@ -157,7 +162,7 @@ class PrefillStage:
                 point = self.fence.next()
                 self._submit(room, table, at, to, point, False, b"")
                 self._compute(request, table, at, to)
-                self.fence.signal(point)
+                self.place.signal(point)
             else:  # the last one carries what only its computation tells
                 said = self._compute(request, table, at, to)
                 self._submit(room, table, at, to, None, True, self._aux(request, said))
@@ -183,6 +188,8 @@ class PrefillStage:
         pages = table.pages[start // page : -(-end // page)]
         side = kvpack.Side(page, pages, pos0=start // page * page)
         segments = self.caches.segments(0) if last else []
+        if point is None:
+            self.place.settle()
         chunk = kvpack.Chunk(
             start, end - start, [side], fence=point, last=last, segments=segments, meta=meta
         )
@@ -266,10 +273,11 @@ class DecodeRank:
     fault: Fault = field(default_factory=Fault)
 
     def __post_init__(self) -> None:
-        self.weights = self.shape.weights()
+        self.weights, self.place = self.shape.weights(), PLACES[self.shape.place]
         self.client = kvpack.Client(self.path, name=f"decode {self.rank}")
         self.caches = Caches(
             self.client,
+            self.place,
             self.shape.fmt,
             range(model.LAYERS),
             self.shape.decode_pages,
@@ -320,8 +328,8 @@ class DecodeRank:
         if not kind or self.rank:
             return
         if kind == "state":
-            numbers = self.caches.states[model.STATE_LAYERS[0]][0]
-            numbers[0, 0] = numbers[1, 1]
+            states = self.caches.states[model.STATE_LAYERS[0]]
+            states[0, 0, 0] = states[0, 1, 1]
         elif kind == "draft":
             every = np.arange(end)
             self._move(self.caches.draft[model.DRAFT], self.table.place_all(every), False)

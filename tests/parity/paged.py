@@ -20,12 +20,14 @@ GAP = 64  # bytes between the pages of a layer that belong to nobody
 class Caches:
     """Row arrays of some layers, draft rows, and state slots; registered as one pool.
 
-    width: tokens of a page of draft rows (they are replicated): page, or page * dcp_size.
+    place: where they are, one of arrays.PLACES. width: tokens of a page of draft rows (they are
+    replicated): page, or page * dcp_size.
     """
 
     def __init__(
         self,
         client: kvpack.Client,
+        place: Any,
         fmt: Any,
         layers: Sequence[int],
         n_pages: int,
@@ -36,17 +38,14 @@ class Caches:
         self.fmt, self.page = fmt, page
         mla = [layer for layer in layers if layer in model.MLA_LAYERS]
         recurrent = [layer for layer in layers if layer in model.STATE_LAYERS]
-        state_bytes = 8 * (model.KEYS + model.TAPS) * model.KEYS
+        state_bytes = self._state_bytes = 8 * (model.KEYS + model.TAPS) * model.KEYS
         page_bytes = page * fmt.row_bytes + GAP
         need = len(mla) * n_pages * page_bytes + n_pages * width * fmt.row_bytes
         need += len(recurrent) * SLOTS * state_bytes + 16 * kvpack.memory.ALIGN
-        memory = kvpack.Memory(need)
-        self.rows: Dict[int, Array] = {}
-        for layer in mla:
-            pages = memory.take((n_pages, page_bytes))[:, : page * fmt.row_bytes]
-            self.rows[layer] = np.lib.stride_tricks.as_strided(
-                pages, (n_pages, page, fmt.row_bytes), (page_bytes, fmt.row_bytes, 1)
-            )
+        memory = place(need)
+        self.rows: Dict[int, Array] = {
+            layer: memory.rows(n_pages, page_bytes, page, fmt.row_bytes) for layer in mla
+        }
         self.draft: Dict[int, Array] = {}
         if with_draft:
             self.draft[model.DRAFT] = memory.take((n_pages, width, fmt.row_bytes))
@@ -56,10 +55,10 @@ class Caches:
             array[:] = 0x7B  # what is not written is not harmless
         self.pool = kvpack.Pool.from_arrays(
             client,
-            self.rows,
+            {layer: place.entry(array) for layer, array in self.rows.items()},
             page_size=page,
-            replicated=self.draft,
-            blobs=self.states,
+            replicated={layer: place.entry(array) for layer, array in self.draft.items()},
+            blobs={layer: place.entry(array) for layer, array in self.states.items()},
             tag=fmt.name.encode(),
         )
         first = len(self.rows) + len(self.draft)
@@ -68,8 +67,8 @@ class Caches:
     def segments(self, slot: int) -> "list[kvpack.Segment]":
         """The state of a request; ids are layers, so that stages need not know of each other."""
         return [
-            kvpack.Segment(layer, entry, slot * array[0].nbytes, array[0].nbytes)
-            for (layer, entry), array in zip(self._state_entries.items(), self.states.values())
+            kvpack.Segment(layer, entry, slot * self._state_bytes, self._state_bytes)
+            for layer, entry in self._state_entries.items()
         ]
 
     def state(self, layer: int, slot: int) -> State:
@@ -77,7 +76,7 @@ class Caches:
         return State(array[: model.KEYS].copy(), array[model.KEYS :].copy())
 
     def set_state(self, layer: int, slot: int, state: State) -> None:
-        self.states[layer][slot] = np.vstack(state)
+        self.states[layer][slot] = np.ascontiguousarray(np.vstack(state))
 
 
 class Table:

@@ -6,6 +6,7 @@ daemon each, and compares tokens and log-probabilities with those of the model i
 
   parity.py            everything: all shapes, lengths, prefixes, needles, faults
   parity.py --quick    a few of each
+  parity.py --place P  where caches are: numpy arrays (the default) or torch tensors on a GPU
   parity.py --fault K  spoils what has arrived (engine.Fault says how): must end with status 1
 """
 
@@ -16,6 +17,7 @@ import os
 import socket
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Iterator, List, NamedTuple, Optional
 
@@ -25,6 +27,7 @@ sys.path[:0] = [str(TOP / "client/python"), str(TOP / "client/python/tests")]
 
 import numpy as np  # noqa: E402
 
+from arrays import PLACES  # noqa: E402
 from engine import Fault, Group, Request, Shape, Sources, run_decode, run_prefill  # noqa: E402
 from model import NEEDLES, QUESTION  # noqa: E402
 from monolithic import Answer, Monolithic  # noqa: E402
@@ -144,12 +147,13 @@ def compare(shape: Shape, requests: List[Request], ranks: List[List[Answer]]) ->
 
 
 def run_shape(
-    shape: Shape, nodes: List[Daemon], requests: List[Request], fault: Fault = Fault()
+    shape: Shape, nodes: List[Daemon], requests: List[Request], fault: Fault
 ) -> Verdict:
     return compare(shape, requests, run_engines(shape, nodes, requests, fault))
 
 
 def shapes(quick: bool, fault: str) -> Iterator[Shape]:
+    """How the engines are built: all combinations, or a few."""
     if quick or fault:
         yield Shape(FORMATS["fp8"], 4, 1, 2)
         if not fault:
@@ -187,52 +191,71 @@ class Report:
         return 1 if self.failed else 0
 
 
-def check_faults(report: Report, nodes: List[Daemon]) -> None:
-    """A comparison that does not see a misplaced row proves nothing."""
-    shape = Shape(FORMATS["fp8"], 2, 1, 1)
-    requests = requests_of(shape, 4)[1:3]
-    for kind in FAULTS:
-        verdict = run_shape(shape, nodes, requests, Fault(kind))
-        missed = [] if len(verdict.wrong) >= len(requests) else ["it did not show"]
-        name = f"a fault on purpose ({kind}) shows"
-        report.add(name, len(requests), Verdict(verdict.worst, missed))
+class Checks:
+    """What is run, on two daemons, with caches in one place."""
 
+    def __init__(self, rig: Rig, place: str) -> None:
+        self.rig, self.place = rig, place
+        if place != "numpy":
+            import torch  # noqa: F401  once here, not in each process
+        self.nodes = [rig.daemon("prefill", CONFIG), rig.daemon("decode", CONFIG)]
+        self.report = Report()
 
-def check_ways(report: Report, rig: Rig, nodes: List[Daemon]) -> None:
-    """Other ways that rows take: within a daemon, one by one, and in more than one piece."""
-    unpacked = [rig.daemon("unpacked", UNPACKED), nodes[1]]
-    usual = Shape(FORMATS["fp8"], 4, 1, 2)
-    for name, shape, ways in (
-        ("one daemon", usual, [nodes[0], nodes[0]]),
-        ("unpacked", usual, unpacked),
-        ("chunks of two slots", Shape(FORMATS["float32"], 1, chunk=240), nodes),
-    ):
-        requests = requests_of(shape)
-        verdict = run_shape(shape, ways, requests)
-        report.add(f"{name}: {shape}", len(requests), verdict)
+    def one(
+        self,
+        shape: Shape,
+        requests: List[Request],
+        name: str = "",
+        nodes: Optional[List[Daemon]] = None,
+        fault: str = "",
+    ) -> None:
+        shape = replace(shape, place=self.place)
+        verdict = run_shape(shape, nodes or self.nodes, requests, Fault(fault))
+        self.report.add(f"{name}{shape}", len(requests), verdict)
+
+    def matrix(self, quick: bool, fault: str) -> None:
+        for shape in shapes(quick, fault):
+            self.one(shape, requests_of(shape, 4 if quick else None), fault=fault)
+
+    def needles(self, quick: bool) -> None:
+        for shape in needle_shapes(quick):
+            self.one(shape, needle_requests(shape))
+
+    def ways(self) -> None:
+        """Other ways that rows take: within a daemon, one by one, in more than one piece."""
+        usual, long = Shape(FORMATS["fp8"], 4, 1, 2), Shape(FORMATS["float32"], chunk=240)
+        self.one(usual, requests_of(usual), "one daemon: ", [self.nodes[0]] * 2)
+        unpacked = [self.rig.daemon("unpacked", UNPACKED), self.nodes[1]]
+        self.one(usual, requests_of(usual), "unpacked: ", unpacked)
+        self.one(long, requests_of(long), "chunks of two slots: ")
+
+    def faults(self) -> None:
+        """A comparison that does not see a misplaced row proves nothing."""
+        shape = Shape(FORMATS["fp8"], 2, 1, 1, place=self.place)
+        requests = requests_of(shape, 4)[1:3]
+        for kind in FAULTS:
+            verdict = run_shape(shape, self.nodes, requests, Fault(kind))
+            missed = [] if len(verdict.wrong) >= len(requests) else ["it did not show"]
+            name = f"a fault on purpose ({kind}) shows"
+            self.report.add(name, len(requests), Verdict(verdict.worst, missed))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--fault", choices=FAULTS, default="")
+    parser.add_argument("--place", choices=PLACES, default="numpy")
     options = parser.parse_args()
-    report = Report()
     with Rig() as rig:
-        nodes = [rig.daemon("prefill", CONFIG), rig.daemon("decode", CONFIG)]
+        checks = Checks(rig, options.place)
         quick = options.quick or bool(options.fault)
-        if not quick:
-            check_ways(report, rig, nodes)
-        for shape in shapes(quick, options.fault):
-            requests = requests_of(shape, 4 if quick else None)
-            verdict = run_shape(shape, nodes, requests, Fault(options.fault))
-            report.add(str(shape), len(requests), verdict)
+        checks.matrix(quick, options.fault)
         if not options.fault:
-            for shape in needle_shapes(quick):
-                requests = needle_requests(shape)
-                report.add(str(shape), len(requests), run_shape(shape, nodes, requests))
-            check_faults(report, nodes)
-    return report.end()
+            checks.needles(quick)
+            checks.faults()
+        if not quick:
+            checks.ways()
+        return checks.report.end()
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ from .errors import (
     WaitTimeout,
 )
 from .fence import Fence, FencePoint
-from .memory import Memory, alloc, alloc_tensor
+from .memory import DeviceMemory, Memory, alloc, alloc_tensor
 from .pool import Entry, EntryClass, Pool
 from .room import (
     Chunk,
@@ -78,6 +78,7 @@ __all__ = [
     "DaemonLostError",
     "DeclinedError",
     "DeniedError",
+    "DeviceMemory",
     "Done",
     "DstRangeError",
     "Entry",

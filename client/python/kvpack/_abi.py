@@ -29,6 +29,7 @@ SONAME = "libkvpack.so.1"
 KEY_BYTES = 16
 MAX_META = 65536
 
+MEM_FD, MEM_DEVICE = 0, 1
 WAIT_READY, WAIT_TERMINAL, WAIT_RELEASED = 1, 2, 4
 
 DoneFn = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
@@ -62,6 +63,15 @@ class kvp_entry_desc(Structure):
     ]
 
 
+class kvp_mem(Structure):
+    _fields_ = [
+        ("kind", c_uint32),
+        ("fd", c_int32),
+        ("addr", c_uint64),
+        ("bytes", c_uint64),
+    ]
+
+
 class kvp_pool_desc(Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -72,6 +82,8 @@ class kvp_pool_desc(Structure):
         ("layout_tag", c_char_p),
         ("tag_bytes", c_uint32),
         ("label", c_char_p),
+        ("mems", POINTER(kvp_mem)),
+        ("n_mems", c_uint32),
     ]
 
 
@@ -216,11 +228,15 @@ PROTOTYPES: Dict[str, Tuple[object, List[object]]] = {
     "kvp_pool_register": (c_int, [_Client, POINTER(kvp_pool_desc), POINTER(c_uint32)]),
     "kvp_pool_pause": (c_int, [_Client, c_uint32, *_Done]),
     "kvp_pool_resume": (c_int, [_Client, c_uint32, POINTER(c_int), c_uint32]),
+    "kvp_pool_resume_mems": (c_int, [_Client, c_uint32, POINTER(kvp_mem), c_uint32]),
     "kvp_pool_unregister": (c_int, [_Client, c_uint32, *_Done]),
     "kvp_fence_create": (c_int, [_Client, c_uint32, POINTER(_Fence)]),
     "kvp_fence_destroy": (None, [_Fence]),
     "kvp_fence_signal": (None, [_Fence, c_uint32, c_uint64]),
     "kvp_fence_words": (c_void_p, [_Fence]),
+    "kvp_fence_map_device": (c_int, [_Fence]),
+    "kvp_fence_stream_signal": (c_int, [_Fence, c_uint32, c_uint64, c_void_p]),
+    "kvp_fence_device_words": (c_uint64, [_Fence]),
     "kvp_expect": (c_int, [_Client, POINTER(kvp_expect), *_Done, POINTER(c_uint64)]),
     "kvp_open": (c_int, [_Client, POINTER(kvp_open), *_Done, POINTER(c_uint64)]),
     "kvp_submit": (c_int, [_Client, c_uint64, POINTER(kvp_chunk), *_Done, POINTER(c_uint32)]),

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set,
 from . import _abi
 from .errors import InvalidError, KvpackError, Status, WaitTimeout, error_of, error_of_call
 from .fence import Fence
-from .pool import Entry, Pool, distinct
+from .pool import Entry, Pool, distinct, mems_of
 from .room import Expect, Open, PackedExpect, PackedOpen, Room, RoomState, state_of
 
 Done = Callable[[Optional[KvpackError]], None]
@@ -156,8 +156,7 @@ class Client:
         desc = _abi.kvp_pool_desc(size=ctypes.sizeof(_abi.kvp_pool_desc))
         desc.entries = (_abi.kvp_entry_desc * max(len(descs), 1))(*descs)
         desc.n_entries = len(descs)
-        desc.fds = (ctypes.c_int * max(len(memories), 1))(*[memory.fd for memory in memories])
-        desc.n_fds = len(memories)
+        desc.mems, desc.n_mems = mems_of(memories), len(memories)
         desc.layout_tag, desc.tag_bytes = tag, len(tag)
         desc.label = label.encode() if label is not None else None
         ident = ctypes.c_uint32()

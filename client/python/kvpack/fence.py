@@ -8,11 +8,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Type
 
 from . import _abi
-from .errors import InvalidError
+from .errors import InvalidError, UnsupportedError
 
 if TYPE_CHECKING:
     from .client import Client
-    from .cuda import StreamWriter
 
 
 class FencePoint(NamedTuple):
@@ -21,6 +20,16 @@ class FencePoint(NamedTuple):
     fence: "Fence"
     word: int
     value: int
+
+
+def _torch_with_cuda() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise UnsupportedError(f"fences from streams need torch: {error}") from None
+    if not torch.cuda.is_available():
+        raise UnsupportedError("fences from streams need a CUDA device; torch sees none")
+    return torch
 
 
 class Fence:
@@ -37,7 +46,7 @@ class Fence:
         self.n_words = words
         self._handle: Optional[int] = handle.value
         self._values: List[int] = [0] * words
-        self._stream_writer: "Optional[StreamWriter]" = None
+        self._is_mapped = False  # to a device
         client._fences.add(self)
 
     def next(self, word: int = 0) -> FencePoint:
@@ -56,12 +65,22 @@ class Fence:
 
         Raises UnsupportedError where torch or CUDA is not there.
         """
-        from .cuda import StreamWriter
-
         self._check(point.word)
-        if self._stream_writer is None:
-            self._stream_writer = StreamWriter(self.address, self.n_words * 8)
-        self._stream_writer.write(point.word * 8, point.value, stream)
+        torch = _torch_with_cuda()
+        if stream is None:
+            stream = torch.cuda.current_stream()
+        if not self._is_mapped:
+            with torch.cuda.device(stream.device):
+                torch.cuda.current_stream().query()  # makes the device's context current
+                self._call("kvp_fence_map_device")
+            self._is_mapped = True
+        handle = ctypes.c_void_p(stream.cuda_stream)
+        self._call("kvp_fence_stream_signal", point.word, point.value, handle)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(_abi.lib(), name)(self._handle, *arguments)
+        if code < 0:
+            raise self.client._error(-code)
 
     def value(self, word: int = 0) -> int:
         """What the word says now."""
@@ -80,9 +99,6 @@ class Fence:
         """Only when no submitted chunk waits for it. Twice is fine."""
         if self._handle is None:
             return
-        if self._stream_writer is not None:
-            self._stream_writer.close()
-            self._stream_writer = None
         _abi.lib().kvp_fence_destroy(self._handle)
         self._client_gone()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that a pool can live in, and arrays and tensors in it."""
+"""Memory that a pool can live in: of the host, made here, or of a GPU, made by torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ctypes
 import os
 import sys
 import weakref
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -100,9 +101,12 @@ class Memory:
         self._mapping.taken += -(-array.nbytes // ALIGN) * ALIGN
         return array
 
+    def _c(self) -> _abi.kvp_mem:
+        return _abi.kvp_mem(_abi.MEM_FD, self.fd, 0, 0)
+
     @staticmethod
     def of(array: Any) -> "Memory":
-        """The memory that holds an array or tensor (or a view of one)."""
+        """The memory that holds an array or a tensor on the CPU (or a view of one)."""
         lay = layout_of(array)
         for start, mapping in list(_mapped.items()):
             if start <= lay.address and lay.end <= start + len(mapping):
@@ -111,6 +115,36 @@ class Memory:
             "the array is not in memory that a daemon can map: make it with kvpack.alloc() "
             "or kvpack.Memory"
         )
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Memory of a GPU: the storage of a torch tensor, which it keeps. The library exports it.
+
+    Storages of the caching allocator can be exported as they are; those of expandable segments
+    only if they were created shareable.
+    """
+
+    address: int
+    nbytes: int
+    storage: Any = field(compare=False, repr=False)
+
+    @staticmethod
+    def of(tensor: Any) -> "DeviceMemory":
+        """The memory that holds a tensor on a CUDA device (or a view of one)."""
+        storage = tensor.untyped_storage()
+        return DeviceMemory(storage.data_ptr(), storage.nbytes(), storage)
+
+    def _c(self) -> _abi.kvp_mem:
+        return _abi.kvp_mem(_abi.MEM_DEVICE, -1, self.address, self.nbytes)
+
+
+AnyMemory = Union[Memory, DeviceMemory]
+
+
+def memory_of(array: Any) -> AnyMemory:
+    """The memory that holds an array or tensor."""
+    return DeviceMemory.of(array) if _device_of(array) == "cuda" else Memory.of(array)
 
 
 def alloc(
@@ -152,26 +186,27 @@ class Layout(NamedTuple):
         return self.address + steps + self.itemsize
 
 
+def _device_of(array: Any) -> Optional[str]:
+    """The device type of a torch tensor; None for other arrays."""
+    torch: Optional[Any] = sys.modules.get("torch")
+    if torch is None or not isinstance(array, torch.Tensor):
+        return None
+    return str(array.device.type)
+
+
 def layout_of(array: Any) -> Layout:
     """The layout of a numpy array or a torch tensor."""
-    torch: Optional[Any] = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
-        return _layout_of_tensor(array)
+    device = _device_of(array)
+    if device is not None:
+        if device not in ("cpu", "cuda"):
+            raise UnsupportedError(f"a tensor on {array.device}: only cpu and cuda are known")
+        size = array.element_size()
+        strides = tuple(n * size for n in array.stride())
+        return _checked(Layout(array.data_ptr(), tuple(array.shape), strides, size))
     interface: Dict[str, Any] = array.__array_interface__
     strides = interface["strides"] or np.asarray(array).strides
     lay = Layout(interface["data"][0], tuple(array.shape), tuple(strides), array.itemsize)
     return _checked(lay)
-
-
-def _layout_of_tensor(tensor: Any) -> Layout:
-    if tensor.device.type != "cpu":
-        raise UnsupportedError(
-            f"a tensor on {tensor.device}: libkvpack 0.1 has no export of device memory, so "
-            "entries have to be in host memory (kvpack.alloc_tensor)"
-        )
-    size = tensor.element_size()
-    strides = tuple(n * size for n in tensor.stride())
-    return _checked(Layout(tensor.data_ptr(), tuple(tensor.shape), strides, size))
 
 
 def _checked(lay: Layout) -> Layout:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, List, Mapping, Optional, Sequence, Tuple,
 
 from . import _abi
 from .errors import InvalidError
-from .memory import Layout, Memory, layout_of
+from .memory import AnyMemory, Layout, layout_of, memory_of
 
 if TYPE_CHECKING:
     from .client import Client, Done
@@ -32,7 +32,7 @@ class Entry:
     """One array of a pool; see ``struct kvp_entry_desc``. Sizes and strides are in bytes."""
 
     layer: int
-    memory: Memory
+    memory: AnyMemory
     offset: int
     bytes: int
     klass: EntryClass = EntryClass.SHARDED
@@ -69,7 +69,7 @@ class Entry:
         lay = layout_of(array)
         if len(lay.shape) < 2:
             raise InvalidError(f"shape {lay.shape}: rows need [pages, tokens, ...]")
-        memory = Memory.of(array)
+        memory = memory_of(array)
         row_bytes = _dense_bytes(lay)
         return cls(
             layer=layer,
@@ -91,7 +91,7 @@ class Entry:
     def blob(cls, array: Any, layer: int, *, group: int = 0) -> "Entry":
         """Bytes without rows, reached by segments: recurrent state, request slots."""
         lay = layout_of(array)
-        memory = Memory.of(array)
+        memory = memory_of(array)
         offset, size = lay.address - memory.address, lay.end - lay.address
         return cls(layer, memory, offset, size, EntryClass.BLOB, group)
 
@@ -159,10 +159,10 @@ class Pool:
         """Stops all use of the memory: rooms fail, the daemon unmaps, then answers."""
         self.client._request("kvp_pool_pause", self.id, done=done)
 
-    def resume(self, memories: Optional[Sequence[Memory]] = None) -> None:
+    def resume(self, memories: Optional[Sequence[AnyMemory]] = None) -> None:
         """The same geometry again, in the same or in new memory (one for each distinct one)."""
-        fds = [memory.fd for memory in memories or distinct(self.entries)]
-        self.client._call("kvp_pool_resume", self.id, (ctypes.c_int * len(fds))(*fds), len(fds))
+        mems = mems_of(memories or distinct(self.entries))
+        self.client._call("kvp_pool_resume_mems", self.id, mems, len(mems))
 
     def unregister(self, done: "Optional[Done]" = None) -> None:
         """Forgets the pool; when it is answered the memory is the caller's alone."""
@@ -184,7 +184,12 @@ class Pool:
         return f"<kvpack.Pool {self.id}, {len(self.entries)} entries>"
 
 
-def distinct(entries: Sequence[Entry]) -> List[Memory]:
+def mems_of(memories: "Sequence[AnyMemory]") -> "ctypes.Array[_abi.kvp_mem]":
+    """Memories as the library takes them."""
+    return (_abi.kvp_mem * len(memories))(*[memory._c() for memory in memories])
+
+
+def distinct(entries: Sequence[Entry]) -> List[AnyMemory]:
     """The memories of entries, each once, in the order in which the daemon numbers them."""
     return list(dict.fromkeys(entry.memory for entry in entries))
 
