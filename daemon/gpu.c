@@ -304,6 +304,8 @@ static int launch_part(struct kvp_gpu *gpu, const struct batch *batch, uint32_t 
 	memcpy(gpu->args.job.entries, jobs->entries + first, n * sizeof(*jobs->entries));
 	for (uint32_t i = 0; i < n; i++)
 		widest = KVP_MAX(widest, gpu->args.job.entries[i].n_runs);
+	if (widest == 0) /* none has rows */
+		return 0;
 	if (near)
 		memcpy(gpu->args.runs, jobs->runs, jobs->n_runs * sizeof(*jobs->runs));
 	gpu->stats.near_launches += near;

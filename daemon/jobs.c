@@ -165,6 +165,16 @@ static void jobs_close(struct kvp_jobs *jobs, uint32_t first_entry, uint32_t fir
 	jobs->widest = KVP_MAX(jobs->widest, entry->n_runs);
 }
 
+/* Do the rows of two pairs lie in the same places of their pages, in runs cut alike? */
+static bool pairs_alike(const struct kvp_leg_geom *leg, const struct kvp_pair *a,
+			const struct kvp_pair *b)
+{
+	const struct kvp_entry *src = &leg->src[a->src_entry], *other = &leg->src[b->src_entry];
+
+	return src->group == other->group && src->klass == other->klass && a->bytes == b->bytes &&
+	       leg->dst[a->dst_entry].group == leg->dst[b->dst_entry].group;
+}
+
 /* An earlier entry of this piece whose pair has the same sides and the same cut: its runs serve
  * too. */
 static const struct kvp_move_entry *find_alike(const struct kvp_jobs *jobs,
@@ -173,15 +183,32 @@ static const struct kvp_move_entry *find_alike(const struct kvp_jobs *jobs,
 					       uint32_t first_entry)
 {
 	const struct kvp_pair *pair = &leg->pairs[parts[idx].pair];
-	const struct kvp_entry *src = &leg->src[pair->src_entry], *dst = &leg->dst[pair->dst_entry];
 
-	for (uint32_t i = 0; i < idx; i++) {
-		const struct kvp_pair *other = &leg->pairs[parts[i].pair];
-
-		if (leg->src[other->src_entry].group == src->group &&
-		    leg->dst[other->dst_entry].group == dst->group &&
-		    leg->src[other->src_entry].klass == src->klass && other->bytes == pair->bytes)
+	for (uint32_t i = 0; i < idx; i++)
+		if (pairs_alike(leg, &leg->pairs[parts[i].pair], pair))
 			return &jobs->entries[first_entry + i];
+	return NULL;
+}
+
+/* Does the move take rows of the pair? */
+static bool pair_moves(const struct kvp_move_source *source, const struct kvp_leg_geom *leg,
+		       const struct kvp_pair *pair)
+{
+	return kvp_mask_has(source->mask, pair->src_entry) &&
+	       kvp_leg_clip(leg, pair, source->start, source->tokens).tokens > 0;
+}
+
+/* The same for a move, whose entries are those of the pairs that move, in order. */
+static const struct kvp_move_entry *
+find_alike_pair(const struct kvp_jobs *jobs, const struct kvp_move_source *source,
+		const struct kvp_leg_geom *leg, const struct kvp_pair *pair, uint32_t first_entry)
+{
+	for (const struct kvp_pair *at = leg->pairs; at < pair; at++) {
+		if (!pair_moves(source, leg, at))
+			continue;
+		if (pairs_alike(leg, at, pair))
+			return &jobs->entries[first_entry];
+		first_entry++;
 	}
 	return NULL;
 }
@@ -265,25 +292,28 @@ int kvp_jobs_scatter(struct kvp_jobs *jobs, const struct kvp_copy_piece *piece, 
 }
 
 static int jobs_pair(struct kvp_jobs *jobs, const struct kvp_move_source *source,
-		     const struct kvp_move *move, const struct kvp_pair *pair)
+		     const struct kvp_move *move, const struct kvp_pair *pair, uint32_t first_entry)
 {
 	const struct kvp_leg_geom *leg = move->leg;
 	const struct place src =
 		place_pool(&source->src, &leg->src[pair->src_entry], pair->src_off);
 	const struct place dst = place_pool(&move->dst, &leg->dst[pair->dst_entry], pair->dst_off);
 	const struct kvp_range range = kvp_leg_clip(leg, pair, source->start, source->tokens);
+	const struct kvp_move_entry *alike = find_alike_pair(jobs, source, leg, pair, first_entry);
 	struct walk walk = { .start = range.start, .tokens = range.tokens };
-	uint32_t first = jobs->n_runs, at = jobs->n_entries;
+	uint32_t first = alike ? alike->first_run : jobs->n_runs, at = jobs->n_entries;
 
-	if (range.tokens == 0)
-		return 0;
 	if (jobs_entry(jobs, &src, &dst, pair->bytes, first) < 0)
 		return -ENOSPC;
+	jobs->bytes += kvp_leg_rows(leg, pair, source->start, source->tokens) * pair->bytes;
+	if (alike) {
+		jobs->entries[at].n_runs = alike->n_runs;
+		return 0;
+	}
 	walk_sides(&walk, leg, pair, &source->src, &move->dst);
 	if (jobs_walk(jobs, &walk, pair->bytes) < 0)
 		return -ENOSPC;
 	jobs_close(jobs, at, first);
-	jobs->bytes += kvp_leg_rows(leg, pair, source->start, source->tokens) * pair->bytes;
 	return 0;
 }
 
@@ -295,8 +325,8 @@ int kvp_jobs_move(struct kvp_jobs *jobs, const struct kvp_move_source *source,
 	for (uint32_t i = 0; i < move->leg->n_pairs; i++) {
 		const struct kvp_pair *pair = &move->leg->pairs[i];
 
-		if (kvp_mask_has(source->mask, pair->src_entry) &&
-		    jobs_pair(jobs, source, move, pair) < 0)
+		if (pair_moves(source, move->leg, pair) &&
+		    jobs_pair(jobs, source, move, pair, mark.n_entries) < 0)
 			return mark_undo(jobs, &mark);
 	}
 	return 0;

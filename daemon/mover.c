@@ -119,8 +119,8 @@ static int add(struct kvp_mover *mover, const struct step *step, uint64_t *ticke
 		if (launch(mover) < 0)
 			return -EAGAIN; /* who was in it fails; this one tries again */
 	}
-	*ticket = kvp_gpu_next(mover->gpu);
-	mover->last = *ticket;
+	*ticket = kvp_gpu_jobs(mover->gpu)->n_entries ? kvp_gpu_next(mover->gpu) : 0;
+	mover->last = KVP_MAX(mover->last, *ticket);
 	return 0;
 }
 

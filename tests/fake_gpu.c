@@ -19,7 +19,7 @@
 #define LATE_NS 150000u
 
 _Atomic int fake_gpu_fail_launch, fake_gpu_fail_poll, fake_gpu_stopped, fake_gpu_launches;
-_Atomic int fake_gpu_imports;
+_Atomic int fake_gpu_imports, fake_gpu_max_runs = RUNS;
 const char *lt_gpu = "GPU-fake";
 
 struct batch {
@@ -140,6 +140,7 @@ struct kvp_jobs *kvp_gpu_jobs(struct kvp_gpu *gpu)
 	if (batch->ticket)
 		kvp_jobs_reset(&batch->jobs);
 	batch->ticket = 0;
+	batch->jobs.max_runs = (uint32_t)atomic_load(&fake_gpu_max_runs);
 	return &batch->jobs;
 }
 

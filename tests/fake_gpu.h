@@ -13,6 +13,8 @@
 extern _Atomic int fake_gpu_fail_launch, fake_gpu_fail_poll;
 /* While set, nothing that is launched ends. */
 extern _Atomic int fake_gpu_stopped;
+/* Runs that a launch takes, at most 4096. */
+extern _Atomic int fake_gpu_max_runs;
 /* Launches so far, of all GPUs. */
 extern _Atomic int fake_gpu_launches;
 /* Memory imported now. */

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Lanes whose GPU fails, stops or has nothing to do with a pool; with the GPU that is none. */
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "proto/kvpack.pb-c.h"
+#include "tests/fake_gpu.h"
+#include "tests/support_lane.h"
+
+#define END 2048u
+#define DESTS 2u
+
+struct scene {
+	struct lt lt;
+	struct kvp_board lane_board;
+	struct kvp_lane *from, *to;
+	struct lt_pipe pipe;
+	struct lt_pool src, dst[DESTS];
+	struct lt_room room;
+	bool local;
+};
+
+static struct lt_shape shape_of(uint32_t page, uint32_t dcp_size)
+{
+	return (struct lt_shape){ .page = page,
+				  .dcp_size = dcp_size,
+				  .interleave = 1,
+				  .n_pages = 2 * END / page / dcp_size,
+				  .layers = 3,
+				  .row_bytes = 144,
+				  .seed = dcp_size };
+}
+
+static void room_make(struct scene *scene, uint64_t id)
+{
+	scene->room = (struct lt_room){
+		.lt = &scene->lt,
+		.room = id,
+		.end = END,
+		.n_senders = 1,
+		.n_dests = DESTS,
+		.meta_from = -1,
+		.slot_bytes = 1 << 20,
+		.pipe = scene->local ? NULL : &scene->pipe,
+	};
+	scene->room.senders[0].pool = &scene->src;
+	for (uint32_t d = 0; d < DESTS; d++)
+		scene->room.dests[d].pool = &scene->dst[d];
+}
+
+static void pools_make(struct scene *scene, uint32_t page)
+{
+	struct lt_shape shape = shape_of(page, 1);
+
+	lt_pool_make(&scene->src, &scene->lt, scene->from, &shape);
+	lt_pool_fill(&scene->src, 42, 0, END);
+	shape = shape_of(page, DESTS);
+	for (uint32_t d = 0; d < DESTS; d++) {
+		shape.dcp_rank = d;
+		lt_pool_make(&scene->dst[d], &scene->lt, scene->to, &shape);
+	}
+}
+
+static struct scene *scene_make(bool local, uint32_t page)
+{
+	struct scene *scene = calloc(1, sizeof(*scene));
+	struct kvp_lane_config config = {
+		.slots = 8,
+		.pack = true,
+		.net = local ? NULL : &kvp_net_ucx,
+	};
+
+	scene->local = local;
+	lt_begin(&scene->lt);
+	kvp_board_init(&scene->lane_board, KVP_BOARD_LANE, 1);
+	config.board = &scene->lane_board;
+	scene->from = lt_lane(&scene->lt, &config);
+	config.board = NULL;
+	scene->to = local ? scene->from : lt_lane(&scene->lt, &config);
+	if (!local)
+		lt_pipe_make(&scene->lt, &scene->pipe, scene->from, scene->to, 7);
+	pools_make(scene, page);
+	room_make(scene, 42);
+	return scene;
+}
+
+static void scene_end(struct scene *scene)
+{
+	lt_pool_end(&scene->src);
+	for (uint32_t d = 0; d < DESTS; d++)
+		lt_pool_end(&scene->dst[d]);
+	if (!scene->local)
+		lt_pipe_end(&scene->lt, &scene->pipe);
+	lt_end(&scene->lt);
+	free(scene);
+}
+
+static bool any_failed(void *arg)
+{
+	const struct lt_room *room = arg;
+	uint32_t flags = kvp_board_flags(&room->senders[0].board);
+
+	for (uint32_t d = 0; d < DESTS; d++)
+		flags |= kvp_board_flags(&room->dests[d].board);
+	return flags & KVP_BOARD_FAILED;
+}
+
+static const struct kvp_board *failed_board(const struct lt_room *room)
+{
+	for (uint32_t d = 0; d < DESTS; d++)
+		if (kvp_board_flags(&room->dests[d].board) & KVP_BOARD_FAILED)
+			return &room->dests[d].board;
+	return &room->senders[0].board;
+}
+
+static void begin_room(struct scene *scene)
+{
+	lt_room_begin(&scene->room);
+	lt_submit_all(&scene->room, 0, 512);
+}
+
+static void expect_failure(struct scene *scene, Kvp__Status status, const char *text)
+{
+	const struct kvp_board *board;
+
+	lt_wait_until(&scene->lt, any_failed, &scene->room, "a failure");
+	board = failed_board(&scene->room);
+	cr_assert_eq(board->status, status, "%s", board->text);
+	cr_assert(strstr(board->text, text), "%s", board->text);
+	lt_room_end(&scene->room);
+}
+
+/* The room concerned fails with the driver's name for it; the next one has the lane in order. */
+static void launch_fails(bool local)
+{
+	for (int at = 1; at <= 3; at++) {
+		struct scene *scene = scene_make(local, 64);
+
+		atomic_store(&fake_gpu_fail_launch, at);
+		begin_room(scene);
+		expect_failure(scene, KVP__STATUS__STATUS_SYSTEM, "FAKE_ERROR_OUT_OF_RESOURCES");
+		cr_assert_eq(atomic_load(&fake_gpu_fail_launch), 0);
+		room_make(scene, 42);
+		begin_room(scene);
+		lt_room_complete(&scene->room);
+		lt_room_check(&scene->room);
+		lt_room_end(&scene->room);
+		scene_end(scene);
+	}
+}
+
+Test(gpu, a_launch_that_fails_when_local)
+{
+	launch_fails(true);
+}
+
+Test(gpu, a_launch_that_fails_when_landing)
+{
+	launch_fails(false);
+}
+
+/* Every end on the lane fails, the loop is told, and everything can be ended. */
+Test(gpu, a_gpu_that_is_lost)
+{
+	for (int at = 1; at <= 4; at++) {
+		struct scene *scene = scene_make(at % 2, 64);
+
+		atomic_store(&fake_gpu_fail_poll, at);
+		begin_room(scene);
+		expect_failure(scene, KVP__STATUS__STATUS_SYSTEM, "FAKE_ERROR_ILLEGAL_ADDRESS");
+		if (scene->local) {
+			lt_wait(&scene->lt, &scene->lane_board, KVP_BOARD_FAILED);
+			room_make(scene, 43);
+			begin_room(scene);
+			expect_failure(scene, KVP__STATUS__STATUS_SYSTEM, "ILLEGAL_ADDRESS");
+		}
+		scene_end(scene);
+	}
+}
+
+struct quiet {
+	struct lt_room *room;
+	uint64_t until_ns;
+};
+
+static bool not_quiet_yet(void *arg)
+{
+	const struct quiet *quiet = arg;
+
+	cr_assert(!(kvp_board_flags(&quiet->room->senders[0].board) & KVP_BOARD_QUIET));
+	return lt_now() > quiet->until_ns;
+}
+
+static bool has_launched(void *arg)
+{
+	return atomic_load(&fake_gpu_launches) > *(int *)arg;
+}
+
+/* An end is quiet only when the GPU has passed what was launched for it. */
+static void quiet_waits(bool local)
+{
+	struct scene *scene = scene_make(local, 64);
+	struct quiet quiet = { &scene->room, 0 };
+	int before = atomic_load(&fake_gpu_launches);
+
+	atomic_store(&fake_gpu_stopped, 1);
+	begin_room(scene);
+	lt_wait_until(&scene->lt, has_launched, &before, "a launch");
+	lt_order_id(scene->from, KVP_ORDER_TX_END, scene->room.senders[0].board.id, 0);
+	quiet.until_ns = lt_now() + 50000000;
+	lt_wait_until(&scene->lt, not_quiet_yet, &quiet, "50 ms");
+	cr_assert_eq(atomic_load(&scene->room.senders[0].board.source_free), 0);
+	atomic_store(&fake_gpu_stopped, 0);
+	lt_wait(&scene->lt, &scene->room.senders[0].board, KVP_BOARD_QUIET);
+	lt_pool_unmap(&scene->src);
+	for (uint32_t d = 0; d < DESTS; d++) {
+		lt_order_id(scene->to, KVP_ORDER_RX_END, scene->room.dests[d].board.id, 0);
+		lt_wait(&scene->lt, &scene->room.dests[d].board, KVP_BOARD_QUIET);
+		lt_pool_unmap(&scene->dst[d]);
+	}
+	scene_end(scene);
+}
+
+Test(gpu, quiet_waits_for_the_gpu_when_local)
+{
+	quiet_waits(true);
+}
+
+Test(gpu, quiet_waits_for_the_gpu_when_landing)
+{
+	quiet_waits(false);
+}
+
+/* Pages of one token make a run of each row: more than the fake GPU's tables hold. */
+Test(gpu, a_piece_of_too_many_runs)
+{
+	for (int local = 0; local < 2; local++) {
+		struct scene *scene = scene_make(local, 1);
+
+		atomic_store(&fake_gpu_max_runs, 1000);
+		scene->room.end = 2 * END;
+		lt_room_begin(&scene->room);
+		lt_submit_all(&scene->room, 0, 2 * END);
+		expect_failure(scene, KVP__STATUS__STATUS_LIMIT, "runs");
+		scene_end(scene);
+	}
+}
+
+/* ---- pools in memory of a GPU ---------------------------------------------------------------- */
+
+struct memory_pool {
+	struct kvp_board board;
+	struct kvp_lane *lane;
+};
+
+static void memory_pool(struct lt *lt, struct memory_pool *pool,
+			const struct kvp_lane_memory *memory, int fd)
+{
+	struct kvp_order_pool *order = calloc(1, sizeof(*order));
+
+	kvp_board_init(&pool->board, KVP_BOARD_POOL, lt_id(lt));
+	order->order.type = KVP_ORDER_POOL_ADD;
+	order->board = &pool->board;
+	order->n_entries = 1;
+	order->entries = calloc(1, sizeof(*order->entries));
+	order->fd_maps = calloc(1, sizeof(*order->fd_maps));
+	order->n_fds = 1;
+	order->memories = malloc(sizeof(*memory));
+	*order->memories = *memory;
+	order->chunk_fds = malloc(sizeof(int));
+	order->chunk_bytes = malloc(sizeof(uint64_t));
+	if (fd >= 0) {
+		order->chunk_fds[0] = fd;
+		order->chunk_bytes[0] = memory->bytes;
+		order->n_chunks = 1;
+	}
+	kvp_lane_order(pool->lane, &order->order);
+}
+
+Test(gpu, memory_is_mapped_by_the_lane)
+{
+	const struct kvp_lane_config config = { .slots = 4, .pack = true };
+	struct lt lt;
+	struct memory_pool pool;
+	struct kvp_lane_memory ipc = { .bytes = 8192 }, vmm = { .vmm = true, .bytes = 8192 };
+	uint64_t held[2];
+	int fd = memfd_create("chunk", 0);
+
+	vmm.n_chunks = 1;
+	lt_begin(&lt);
+	pool.lane = lt_lane(&lt, &config);
+	held[1] = 10000;
+	held[0] = (uint64_t)(uintptr_t)&lt;
+	memcpy(ipc.handle, held, sizeof(held));
+	memory_pool(&lt, &pool, &ipc, -1);
+	lt_wait(&lt, &pool.board, KVP_BOARD_READY);
+	cr_assert_eq(atomic_load(&fake_gpu_imports), 1);
+	lt_order_id(pool.lane, KVP_ORDER_POOL_END, pool.board.id, 0);
+	lt_wait(&lt, &pool.board, KVP_BOARD_QUIET);
+	cr_assert_eq(atomic_load(&fake_gpu_imports), 0);
+
+	ipc.offset = 4096; /* past the allocation */
+	memory_pool(&lt, &pool, &ipc, -1);
+	lt_wait(&lt, &pool.board, KVP_BOARD_QUIET);
+	cr_assert(kvp_board_flags(&pool.board) & KVP_BOARD_FAILED);
+	cr_assert(strstr(pool.board.text, "memories[0]: cuIpcOpenMemHandle"), "%s",
+		  pool.board.text);
+	cr_assert_eq(pool.board.status, KVP__STATUS__STATUS_INVALID);
+
+	cr_assert_eq(ftruncate(fd, 8192), 0);
+	memory_pool(&lt, &pool, &vmm, fd); /* the lane closes it */
+	lt_wait(&lt, &pool.board, KVP_BOARD_READY);
+	lt_order_id(pool.lane, KVP_ORDER_POOL_END, pool.board.id, 0);
+	lt_wait(&lt, &pool.board, KVP_BOARD_QUIET);
+	cr_assert_eq(atomic_load(&fake_gpu_imports), 0);
+	lt_end(&lt);
+}
