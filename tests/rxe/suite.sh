@@ -33,6 +33,7 @@ program() # seconds, name, arguments...
 	fi
 	if [ $rc = 0 ]; then
 		echo "ok   over verbs: $name $what, $ms ms"
+		case $name in bench_*) sed 's/^/    /' $log ;; esac
 		return
 	fi
 	[ -n "$sum" ] || count 0 1 0
@@ -50,5 +51,6 @@ for name in test_lane test_lane_rooms test_lane_fair demo replay_sglang replay_v
 	replay_faults_abort replay_faults_kill; do
 	! wanted "$1" $name || program 120 $name
 done
+! wanted "$1" bench_verbs || program 60 bench_verbs rxe0
 echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
 [ $failed = 0 ]
