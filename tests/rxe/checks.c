@@ -8,9 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "proto/util.h"
-
-static const struct kvp_check *const lists[] = { kvp_checks_rig, kvp_checks_net };
+static const struct kvp_check *const lists[] = { kvp_checks_rig, kvp_checks_net, NULL };
+static const struct kvp_check *const lists_two[] = { kvp_checks_nodes, NULL };
 
 double kvp_check_ms(void)
 {
@@ -70,10 +69,12 @@ static bool wanted(const char *name, int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+	const char *nodes = getenv("RDMA_NODES"); /* NOLINT(concurrency-mt-unsafe): one thread */
+	const struct kvp_check *const *list = nodes && strcmp(nodes, "2") == 0 ? lists_two : lists;
 	unsigned passed = 0, failed = 0, skipped = 0;
 
-	for (size_t i = 0; i < KVP_ARRAY_SIZE(lists); i++) {
-		for (const struct kvp_check *c = lists[i]; c->name; c++) {
+	for (; *list; list++) {
+		for (const struct kvp_check *c = *list; c->name; c++) {
 			int r = wanted(c->name, argc, argv) ? run(c) : -1;
 
 			passed += r == 0;
