@@ -198,7 +198,8 @@ fuzz: deps
 lint: deps $(PBH)
 	@echo $(C_FILES) | tr ' ' '\n' | xargs -P2 -n1 tests/tidy.sh $(CPPFLAGS_ALL) -std=gnu17 --
 	@cppcheck -q -j2 --std=c11 --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
-		--include=$$(echo '#include <sys/queue.h>' | $(CC) -xc -M - | tr ' ' '\n' | grep queue.h) \
+		$$(printf '#include <sys/queue.h>\n#include <utlist.h>\n' | $(CC) -xc -M - | tr ' ' '\n' | \
+			sed -n '/queue.h\|utlist.h/s/^/--include=/p') \
 		--suppress=missingIncludeSystem --suppress=memleak --suppress=resourceLeak -I. -DKVP_TEST=1 $(filter-out tests/test_%,$(C_FILES))
 
 format: deps

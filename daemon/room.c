@@ -149,8 +149,6 @@ void kvp_room_free(struct kvp_room *room)
 		room_unlist(room);
 		rooms->n_rooms--;
 		*(room->key.is_dest ? &rooms->n_dests : &rooms->n_sends) -= 1;
-		if (kvp_room_terminal(room))
-			rooms->n_terminal--;
 		rooms->stats.bytes_rooms -= room->bytes;
 	}
 	if (room->key.is_dest)
@@ -317,7 +315,6 @@ static void room_over(struct kvp_room *room)
 {
 	room->ended_ns = kvp_room_now();
 	room->ended_wall_ms = wall_ms();
-	room->rooms->n_terminal++;
 	room_order_end(room);
 	kvp_room_changed(room);
 	kvp_room_timer_update(room);
@@ -582,9 +579,22 @@ void kvp_rooms_close(struct kvp_rooms *rooms)
 	kvp_notes_clear(rooms);
 }
 
+/* Data is on its way, or decode's word on it. Parked and idle rooms lose nothing by a stop. */
+static bool room_moves(const struct kvp_room *room)
+{
+	return room->state == KVP__ROOM_STATE__ROOM_SENDING ||
+	       room->state == KVP__ROOM_STATE__ROOM_CLOSING ||
+	       room->state == KVP__ROOM_STATE__ROOM_LANDING;
+}
+
 uint32_t kvp_rooms_moving(const struct kvp_rooms *rooms)
 {
-	return rooms->n_rooms - rooms->n_terminal;
+	const struct kvp_room *room;
+	uint32_t n = 0;
+
+	DL_FOREACH(rooms->all, room)
+	n += room_moves(room);
+	return n;
 }
 
 uint32_t kvp_rooms_count(const struct kvp_rooms *rooms)

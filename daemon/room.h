@@ -109,7 +109,7 @@ void kvp_room_event(struct kvp_room *room, Kvp__RoomEvent *event);
 void kvp_room_event_put_back(struct kvp_room *room);
 void kvp_room_event_written(struct kvp_room *room);
 
-/* Rooms not yet over; and all ends that exist, quiet or not. */
+/* Ends with data in motion, counted by looking at all; and all ends that exist, quiet or not. */
 uint32_t kvp_rooms_moving(const struct kvp_rooms *rooms);
 uint32_t kvp_rooms_count(const struct kvp_rooms *rooms);
 

@@ -163,6 +163,7 @@ static Kvp__Status accept_geom(const struct kvp_dleg *leg, const Kvp__Accept *ac
 			       struct kvp_lane_geom *geom, struct kvp_lane_geom *copy, char *err)
 {
 	const struct kvp_room *room = leg->room;
+	uint64_t slot_bytes = KVP_MIN(accept->slot_bytes, kvp_lane_slot_bytes(room->lane));
 	struct kvp_geom_remote remote = { 0 };
 	struct kvp_geom_spec spec;
 	Kvp__Status status;
@@ -179,7 +180,7 @@ static Kvp__Status accept_geom(const struct kvp_dleg *leg, const Kvp__Accept *ac
 				 room->dest.n_groups },
 			.starts = room->dest.firsts,
 			.end = room->end,
-			.slot_bytes = KVP_MIN(accept->slot_bytes, kvp_lane_slot_bytes(room->lane)),
+			.slot_bytes = slot_bytes,
 			.sender = leg->sender,
 		};
 		status = kvp_geom_build(geom, &spec, err);

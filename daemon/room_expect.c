@@ -133,7 +133,7 @@ static int copy_pages(struct kvp_room *room)
 	for (uint32_t g = 0; g < dest->n_groups; g++) {
 		struct kvp_side *side = &dest->sides[g];
 
-		if (side->n_pages)
+		if (side->n_pages && side->pages)
 			memcpy(dest->pages + at, side->pages, side->n_pages * sizeof(uint32_t));
 		side->pages = dest->pages + at;
 		at += side->n_pages;

@@ -194,13 +194,17 @@ static int geom_alloc(struct kvp_lane_geom *out, const struct kvp_geom_spec *spe
 	size_t starts_bytes = KVP_LANE_GROUPS * sizeof(uint64_t);
 	size_t pairs_bytes = n_pairs * sizeof(struct kvp_pair);
 	uint8_t *block = calloc(1, entries_bytes + sides_bytes + starts_bytes + pairs_bytes);
-	struct kvp_entry *entries = (void *)block;
-	struct kvp_side *sides = (void *)(block + entries_bytes);
-	uint64_t *starts = (void *)(block + entries_bytes + sides_bytes);
-	struct kvp_pair *own_pairs = (void *)(block + entries_bytes + sides_bytes + starts_bytes);
+	struct kvp_entry *entries;
+	struct kvp_side *sides;
+	uint64_t *starts;
+	struct kvp_pair *own_pairs;
 
 	if (!block)
 		return -ENOMEM;
+	entries = (void *)block;
+	sides = (void *)(block + entries_bytes);
+	starts = (void *)(block + entries_bytes + sides_bytes);
+	own_pairs = (void *)(block + entries_bytes + sides_bytes + starts_bytes);
 	if (spec->src.n)
 		memcpy(entries, spec->src.entries, spec->src.n * sizeof(*entries));
 	if (spec->dst.n)

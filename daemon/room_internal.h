@@ -238,7 +238,7 @@ struct kvp_rooms {
 	struct kvp_peers *peers;
 	struct kvp_room *all;
 	struct kvp_map by_key, by_handle;
-	uint32_t n_rooms, n_dests, n_sends, n_terminal; /* in memory; terminal ones of those */
+	uint32_t n_rooms, n_dests, n_sends; /* in memory */
 	bool closed;
 	struct kvp_room_owner *requesting; /* whose request runs now */
 	uint64_t last_id, last_tx, generation_high;

@@ -233,6 +233,7 @@ static Kvp__Status offer_geom(struct kvp_sleg *leg, const struct kvp_peer *peer,
 	const struct kvp_room *room = leg->room;
 	const struct kvp_pool *pool = room->pool;
 	const Kvp__Offer *offer = leg->offer->offer;
+	uint64_t slot_bytes = KVP_MIN(offer->slot_bytes, kvp_lane_slot_bytes(room->lane));
 	struct kvp_geom_remote remote = { 0 };
 	struct kvp_geom_spec spec;
 	Kvp__Status status;
@@ -264,7 +265,7 @@ static Kvp__Status offer_geom(struct kvp_sleg *leg, const struct kvp_peer *peer,
 				 KVP_LANE_GROUPS },
 			.starts = remote.firsts,
 			.end = offer->end,
-			.slot_bytes = KVP_MIN(offer->slot_bytes, kvp_lane_slot_bytes(room->lane)),
+			.slot_bytes = slot_bytes,
 			.sender = room->key.index,
 		};
 		status = kvp_geom_build(&leg->geom, &spec, err);
