@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/ctl_doctor.h"
 #include "client/ctl_plan.h"
 #include "client/ctl_show.h"
 #include "client/kvpack.h"
@@ -60,6 +61,7 @@ static void print_help(void)
 		(void)printf("  %-9s %-15s %s\n", command->name, command->usage, command->brief);
 	(void)puts(
 		"  plan      [--json] FILE|- what a transfer would be; needs no daemon\n"
+		"  doctor    [--json]        RDMA devices and what stands in their way; no daemon\n"
 		"\n"
 		"  --json           the daemon's answer as it is, with exact values\n"
 		"  --socket PATH    of the daemon to ask\n"
@@ -320,8 +322,8 @@ static const struct option long_options[] = {
 	{ "help", no_argument, NULL, 'h' },           { 0 },
 };
 
-/* Options may stand before and after the command; a plan has options of its own. */
-static int run_plan(int argc, char **argv, bool json)
+/* Options may stand before and after the command; plan and doctor have their own. */
+static int run_alone(int argc, char **argv, bool json)
 {
 	KVP_CLEANUP(kvp_freep) char **args = calloc((size_t)argc + 2, sizeof(*args));
 	int n = 0;
@@ -334,7 +336,7 @@ static int run_plan(int argc, char **argv, bool json)
 	for (int i = 1; i < argc; i++)
 		args[n++] = argv[i];
 	optind = 0; /* starts over */
-	return ctl_plan(n, args);
+	return strcmp(argv[0], "plan") == 0 ? ctl_plan(n, args) : ctl_doctor(n, args);
 }
 
 static int take_options(struct options *options, int argc, char **argv, const char *shape)
@@ -360,8 +362,8 @@ static int main_run(int argc, char **argv)
 		print_help();
 		return EXIT_OK;
 	}
-	if (strcmp(argv[optind], "plan") == 0)
-		return run_plan(argc - optind, argv + optind, options.json);
+	if (strcmp(argv[optind], "plan") == 0 || strcmp(argv[optind], "doctor") == 0)
+		return run_alone(argc - optind, argv + optind, options.json);
 	options.command = ctl_command_find(argv[optind]);
 	if (!options.command)
 		return usage("unknown command ", argv[optind]);

@@ -47,6 +47,20 @@ grep -v '^[0-9]* passed, ' $log
 count $(tail -1 $log | tr -dc '0-9 ' | awk '{ print $1 + 0, $2 + 0, $3 + 0 }')
 [ $rc -le 1 ] || count 0 1 0
 
+# What kvpackctl says of the devices that the checks used.
+doctor()
+{
+	if "$KVP_BIN/kvpackctl" doctor >$log && grep -q 'rxe2 .*ACTIVE .* 10\.9\.1\.2 .*veth2' $log; then
+		echo "ok   doctor"
+		count 1 0 0
+	else
+		echo "FAIL doctor"
+		count 0 1 0
+	fi
+	sed 's/^/    /' $log
+}
+! wanted "$1" doctor || doctor
+
 for name in test_lane test_lane_rooms test_lane_fair demo replay_sglang replay_vllm \
 	replay_faults_abort replay_faults_kill; do
 	! wanted "$1" $name || program 120 $name
