@@ -484,8 +484,11 @@ static Kvp__Status chunk_check(struct kvp_room *room, const Kvp__Submit *msg,
 			       const struct kvp_lists *lists, struct kvp_room_chunk *chunk,
 			       char *err)
 {
-	Kvp__Status status = check_state(room, msg, err);
+	Kvp__Status status;
 
+	/* An event may have told the client of a source that the loop has not counted yet. */
+	kvp_chunks_freed(room, atomic_load(&room->board.source_free));
+	status = check_state(room, msg, err);
 	if (status == KVP_ROOM_OK)
 		status = take_set(room, msg, chunk, err);
 	if (status == KVP_ROOM_OK)

@@ -671,8 +671,6 @@ Test(refusals, limits)
 					      FAULT_SECS * 1000) == 0);
 	fault_submit(&room, FAULT_REST);
 	fault_completes(&room);
-	fault_reset(&room);
-	fault_transfer(&room);
 	fault_close(&room);
 	support_daemon_end(&served.daemon);
 }
