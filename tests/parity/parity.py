@@ -37,7 +37,8 @@ from rowformat import FORMATS  # noqa: E402
 FAULTS = ["swap", "shift", "draft", "state"]
 TOLERANCE = 1e-5  # of log-probabilities
 CONFIG = "[host]\nslots = 8\nslot_bytes = 64k\n"
-UNPACKED = CONFIG + "[lane]\npack = off\n"
+UNPACKED = "[lane]\npack = off\n"
+GPU = "[gpu]\ndevices = all\nslots = 8\nslot_bytes = 64k\n"
 
 
 class Verdict(NamedTuple):
@@ -198,7 +199,8 @@ class Checks:
         self.rig, self.place = rig, place
         if place != "numpy":
             import torch  # noqa: F401  once here, not in each process
-        self.nodes = [rig.daemon("prefill", CONFIG), rig.daemon("decode", CONFIG)]
+        self.config = CONFIG + (GPU if place == "cuda" else "")
+        self.nodes = [rig.daemon(name, self.config) for name in ("prefill", "decode")]
         self.report = Report()
 
     def one(
@@ -225,7 +227,7 @@ class Checks:
         """Other ways that rows take: within a daemon, one by one, in more than one piece."""
         usual, long = Shape(FORMATS["fp8"], 4, 1, 2), Shape(FORMATS["float32"], chunk=240)
         self.one(usual, requests_of(usual), "one daemon: ", [self.nodes[0]] * 2)
-        unpacked = [self.rig.daemon("unpacked", UNPACKED), self.nodes[1]]
+        unpacked = [self.rig.daemon("unpacked", self.config + UNPACKED), self.nodes[1]]
         self.one(usual, requests_of(usual), "unpacked: ", unpacked)
         self.one(long, requests_of(long), "chunks of two slots: ")
 

@@ -8,14 +8,22 @@ import numpy as np
 import pytest
 import rows
 from pair import SECS, next_room
-from rig import poll_until
+from rig import Rig, poll_until
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("torch sees no CUDA device", allow_module_level=True)
 
+CONFIG = "[gpu]\ndevices = all\nslots = 4\nslot_bytes = 256k\n"
 LONG = 1_000_000_000  # cycles, about half a second
 LAYERS, PAGES, PAGE, BYTES = 3, 40, 16, 576
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """Two daemons that serve pools of the GPU."""
+    with Rig() as rig:
+        yield rig.daemon("p0", CONFIG), rig.daemon("d0", CONFIG)
 
 
 @pytest.fixture
