@@ -71,6 +71,9 @@ PLAIN_BIN := $(call bin,tests/stress_*.c tests/bench_*.c tests/replay_*.c tests/
 FAKE_GPU_BIN := $(patsubst %,$(BUILD)/tests/%_gpu,test_lane test_lane_rooms test_lane_fair test_lane_hostile)
 TEST_BIN := $(CRITERION_BIN) $(FAKE_GPU_BIN) $(FUZZ_BIN) $(PLAIN_BIN)
 RXE_BIN := $(BUILD)/tests/rxe_checks
+# Programs for a machine with a GPU; made wherever there is a toolkit.
+GPU_LANE_BIN := $(if $(CUDA_INC),$(patsubst %,$(BUILD)/tests/gpu/%,test_lane test_lane_rooms test_lane_fair test_lane_hostile))
+GPU_BIN := $(if $(CUDA_INC),$(call bin,tests/gpu/gpu_*.c)) $(GPU_LANE_BIN)
 
 PROTO_A := $(BUILD)/libkvp-proto.a
 DAEMON_A := $(BUILD)/libkvpackd.a
@@ -92,7 +95,7 @@ C_FILES = $(filter %.c,$(CH_FILES))
 all: $(PROTO_A) $(DAEMON_A) $(CLIENT_A) $(if $(CLIENT_OBJ),$(CLIENT_SO)) $(MAINS)
 	$(if $(CUDA_INC),,$(if $(filter 0,$(MAKELEVEL)),@echo "CUDA: left out ($(if $(filter 0,$(CUDA)),CUDA=0,no toolkit)); pools in host memory only"))
 
-tests: all $(TEST_BIN) $(RXE_BIN)
+tests: all $(TEST_BIN) $(RXE_BIN) $(GPU_BIN)
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -142,6 +145,10 @@ $(BUILD)/kvpackd: $(BUILD)/daemon/main.o $(DAEMON_A) $(PROTO_A)
 $(BUILD)/kvpackctl: $(CTL_OBJ) $(CLIENT_A) $(PROTO_A)
 $(filter-out $(FAKE_GPU_BIN),$(TEST_BIN)): $(BUILD)/%: $(BUILD)/%.o $(TEST_LIBS)
 $(FAKE_GPU_BIN): %_gpu: %.o $(BUILD)/tests/fake_gpu.o $(TEST_LIBS)
+$(filter-out $(GPU_LANE_BIN),$(GPU_BIN)): $(BUILD)/%: $(BUILD)/%.o $(TEST_LIBS)
+$(GPU_LANE_BIN): $(BUILD)/tests/gpu/%: $(BUILD)/tests/%.o $(BUILD)/tests/gpu/real.o $(TEST_LIBS)
+$(GPU_LANE_BIN): EXTRA := -lcriterion $(CUDA_INC)/../lib64/stubs/libcuda.so
+$(filter-out $(GPU_LANE_BIN),$(GPU_BIN)): EXTRA := $(CUDA_INC)/../lib64/stubs/libcuda.so
 $(RXE_BIN): $(call obj,$(wildcard tests/rxe/*.c)) $(TEST_LIBS)
 # With FUZZ=1 libFuzzer brings main(); otherwise a small main replays the corpus.
 $(BUILD)/tests/test_ctl_plan: $(BUILD)/client/ctl_plan.o
@@ -150,7 +157,7 @@ $(BUILD)/tests/test_gpu: $(BUILD)/tests/fake_gpu.o
 $(FUZZ_BIN): $(if $(FUZZ),,$(BUILD)/tests/corpus_main.o)
 $(FUZZ_BIN): EXTRA := $(if $(FUZZ),-fsanitize=fuzzer)
 $(CRITERION_BIN) $(FAKE_GPU_BIN): EXTRA := -lcriterion
-$(MAINS) $(TEST_BIN) $(RXE_BIN):
+$(MAINS) $(TEST_BIN) $(RXE_BIN) $(GPU_BIN):
 	$(call say,LD)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(EXTRA) $(LIBS)
 # ---- run

@@ -120,15 +120,15 @@ static void dump(const struct lt *lt)
 	for (uint32_t i = 0; i < lt->n_lanes; i++) {
 		struct kvp_lane_status s = lt_status(lt->lanes[i]);
 
-		(void)fprintf(stderr,
-			      "lane %u: %lu turns, %lu sleeps, work %d, slots %u/%u pack %u/%u land, "
-			      "%u wants, %lu sent %lu landed, raw %lu, no token %lu, stale %lu, bad "
-			      "%lu; net %s: %lu sent %lu received %lu dropped, %u eps, %u pending\n",
-			      i, s.turns, s.sleeps, s.has_work, s.pack_free, s.pack_slots,
-			      s.land_free, s.land_slots, s.wants_queued, s.pieces_sent,
-			      s.pieces_landed, s.raw_rows, s.no_token, s.stale, s.bad_messages,
-			      s.net_describe, s.net.sent_messages, s.net.recv_messages,
-			      s.net.dropped, s.net.eps, s.net.pending);
+		(void)fprintf(
+			stderr,
+			"lane %u: %lu turns, %lu sleeps, work %d, slots %u/%u pack %u/%u land, "
+			"%u wants, %lu sent %lu landed, raw %lu, no token %lu, stale %lu, bad "
+			"%lu; net %s: %lu sent %lu received %lu dropped, %u eps, %u pending\n",
+			i, s.turns, s.sleeps, s.has_work, s.pack_free, s.pack_slots, s.land_free,
+			s.land_slots, s.wants_queued, s.pieces_sent, s.pieces_landed, s.raw_rows,
+			s.no_token, s.stale, s.bad_messages, s.net_describe, s.net.sent_messages,
+			s.net.recv_messages, s.net.dropped, s.net.eps, s.net.pending);
 	}
 }
 
@@ -328,6 +328,8 @@ void lt_pool_make(struct lt_pool *pool, struct lt *lt, struct kvp_lane *lane,
 		mmap(NULL, pool->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	LT_REQUIRE(pool->mem != MAP_FAILED);
 	memset(pool->mem, BACKGROUND, pool->bytes);
+	if (&lt_gpu_register)
+		lt_gpu_register(pool->mem, pool->bytes);
 	kvp_board_init(&pool->board, KVP_BOARD_POOL, lt_id(lt));
 	pool_order(pool);
 }
@@ -408,6 +410,8 @@ void lt_pool_end(struct lt_pool *pool)
 {
 	lt_order_id(pool->lane, KVP_ORDER_POOL_END, pool->board.id, 0);
 	lt_wait(pool->lt, &pool->board, KVP_BOARD_QUIET);
+	if (&lt_gpu_unregister)
+		lt_gpu_unregister(pool->mem);
 	(void)munmap(pool->mem, pool->bytes);
 	for (uint32_t g = 0; g < LT_GROUPS; g++)
 		free(pool->pages[g]);

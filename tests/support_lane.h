@@ -25,6 +25,10 @@ _Noreturn void lt_die(const char *where, int line, const char *cond, const char 
 /* The GPU that every lane gets; NULL: none, the lanes are the host's. */
 extern const char *lt_gpu __attribute__((weak));
 
+/* What such lanes need to reach a pool's memory. */
+void lt_gpu_register(void *mem, uint64_t bytes) __attribute__((weak));
+void lt_gpu_unregister(void *mem) __attribute__((weak));
+
 #define LT_REQUIRE(cond, ...)                                               \
 	do {                                                                \
 		if (!(cond))                                                \

@@ -21,6 +21,19 @@ void world_fill(unsigned char *buf, size_t bytes)
 		buf[i] = (unsigned char)world_draw(256);
 }
 
+static unsigned char *memory(size_t bytes)
+{
+	return &world_memory ? world_memory(bytes) : malloc(bytes);
+}
+
+static void memory_free(void *at)
+{
+	if (&world_memory_free)
+		world_memory_free(at);
+	else
+		free(at);
+}
+
 static void require(bool good, const char *what, uint32_t round)
 {
 	if (good)
@@ -112,7 +125,7 @@ void world_pools(struct world *w)
 	w->src_bare.pages = NULL;
 	w->src_bare.n_pages = KVP_PAGES_ANY;
 	for (uint32_t f = 0; f < 2; f++) {
-		w->src_maps[f] = malloc(w->src_bytes);
+		w->src_maps[f] = memory(w->src_bytes);
 		world_fill(w->src_maps[f], w->src_bytes);
 	}
 	for (uint32_t r = 0; r < w->n_ranks; r++) {
@@ -124,7 +137,7 @@ void world_pools(struct world *w)
 		w->dst_bare[r].pages = NULL;
 		w->dst_bare[r].n_pages = KVP_PAGES_ANY;
 		for (uint32_t f = 0; f < 2; f++) {
-			w->dst_maps[r][f] = memset(malloc(w->dst_bytes), 0xaa, w->dst_bytes);
+			w->dst_maps[r][f] = memset(memory(w->dst_bytes), 0xaa, w->dst_bytes);
 			w->want[r][f] = memset(malloc(w->dst_bytes), 0xaa, w->dst_bytes);
 		}
 		w->legs[r] = (struct kvp_leg_geom){
@@ -143,9 +156,9 @@ void world_pools(struct world *w)
 void world_free(struct world *w)
 {
 	for (uint32_t f = 0; f < 2; f++) {
-		free(w->src_maps[f]);
+		memory_free(w->src_maps[f]);
 		for (uint32_t r = 0; r < w->n_ranks; r++) {
-			free(w->dst_maps[r][f]);
+			memory_free(w->dst_maps[r][f]);
 			free(w->want[r][f]);
 		}
 	}

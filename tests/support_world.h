@@ -27,6 +27,10 @@ struct world {
 	struct kvp_leg_geom legs[RANKS_MAX];
 };
 
+/* Where the pools' memory comes from, if a program has a place of its own for it. */
+unsigned char *world_memory(size_t bytes) __attribute__((weak));
+void world_memory_free(void *at) __attribute__((weak));
+
 /* Below that number; the same sequence in every run. */
 uint32_t world_draw(uint32_t below);
 void world_fill(unsigned char *buf, size_t bytes);
