@@ -257,8 +257,8 @@ static void print_words(const cJSON *answer)
 	ctl_table_print(columns, KVP_ARRAY_SIZE(columns), ctl_member(answer, "ports"),
 			"no RDMA ports");
 	(void)printf("\n");
-	cJSON_ArrayForEach(finding, ctl_member(answer, "findings"))(void)
-		printf("- %s\n", cJSON_GetStringValue(finding));
+	cJSON_ArrayForEach (finding, ctl_member(answer, "findings"))
+		(void)printf("- %s\n", cJSON_GetStringValue(finding));
 	if (cJSON_GetArraySize(ctl_member(answer, "findings")) == 0)
 		(void)printf("nothing stands in the way of RDMA\n");
 }

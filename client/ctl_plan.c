@@ -97,13 +97,13 @@ static int pages_parse(const struct place *at, const cJSON *obj, const char *whe
 	if (!cJSON_IsArray(list))
 		return line_refuse(at, "%spages is missing or not an array", where);
 
-	cJSON_ArrayForEach(item, list) n++;
+	cJSON_ArrayForEach (item, list)
+		n++;
 	*pages = malloc((n + 1) * sizeof(**pages));
 	if (!*pages)
 		return line_refuse(at, "%spages: no memory for %zu numbers", where, n);
 
-	cJSON_ArrayForEach(item, list)
-	{
+	cJSON_ArrayForEach (item, list) {
 		int64_t page;
 
 		if (!json_integer(item, &page) || page < 0 || page > UINT32_MAX)

@@ -16,8 +16,7 @@ static bool any(const cJSON *list, bool (*test)(const cJSON *item))
 {
 	const cJSON *item;
 
-	cJSON_ArrayForEach(item, list)
-	{
+	cJSON_ArrayForEach (item, list) {
 		if (test(item))
 			return true;
 	}
@@ -98,8 +97,7 @@ static void print_states(const cJSON *states)
 	const cJSON *state;
 	const char *before = ": ";
 
-	cJSON_ArrayForEach(state, states)
-	{
+	cJSON_ArrayForEach (state, states) {
 		(void)printf("%s%s %.0f", before, state->string, state->valuedouble);
 		before = ", ";
 	}
@@ -129,8 +127,7 @@ static cJSON *only(const cJSON *list, const char *key, const char *or_key)
 	cJSON *some = cJSON_CreateArray();
 	const cJSON *item;
 
-	cJSON_ArrayForEach(item, list)
-	{
+	cJSON_ArrayForEach (item, list) {
 		if (ctl_number(item, key) > 0 || ctl_number(item, or_key) > 0)
 			(void)cJSON_AddItemToArray(some, cJSON_Duplicate(item, true));
 	}
@@ -142,15 +139,13 @@ static void print_counters(const cJSON *counters)
 	const cJSON *counter;
 	int width = 0;
 
-	cJSON_ArrayForEach(counter, counters)
-	{
+	cJSON_ArrayForEach (counter, counters) {
 		if (counter->valuedouble > 0)
 			width = KVP_MAX(width, (int)strlen(counter->string));
 	}
 	if (width > 0)
 		(void)puts("\nCOUNTERS");
-	cJSON_ArrayForEach(counter, counters)
-	{
+	cJSON_ArrayForEach (counter, counters) {
 		if (counter->valuedouble > 0)
 			(void)printf("%-*s  %.0f\n", width, counter->string, counter->valuedouble);
 	}
@@ -314,8 +309,7 @@ static void print_stages(const cJSON *stages)
 	const cJSON *stage;
 	const char *before = "  stages: ";
 
-	cJSON_ArrayForEach(stage, stages)
-	{
+	cJSON_ArrayForEach (stage, stages) {
 		KVP_CLEANUP(kvp_freep) char *at = ctl_cell(stage, "at_ms", CTL_MS);
 
 		(void)printf("%s%s +%s", before, ctl_text(stage, "name"), at);
@@ -340,8 +334,7 @@ static void room_print(const cJSON *answer)
 
 	if (cJSON_GetArraySize(rooms) == 0)
 		(void)puts("no such room, live or among the last that ended");
-	cJSON_ArrayForEach(room, rooms)
-	{
+	cJSON_ArrayForEach (room, rooms) {
 		room_head(room);
 		print_stages(ctl_member(room, "stages"));
 		if (cJSON_GetArraySize(ctl_member(room, "legs")) > 0)

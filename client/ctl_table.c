@@ -111,8 +111,7 @@ static char *list_text(const cJSON *list)
 	char *text = need(strdup(""));
 	const cJSON *item;
 
-	cJSON_ArrayForEach(item, list)
-	{
+	cJSON_ArrayForEach (item, list) {
 		char *longer;
 
 		if (!cJSON_IsString(item))
@@ -204,8 +203,7 @@ void ctl_table_print(const struct ctl_column *columns, size_t n_columns, const c
 		out_of_memory();
 	for (size_t c = 0; c < n_columns; c++)
 		widths[c] = width_of(columns[c].title);
-	cJSON_ArrayForEach(row, rows)
-	{
+	cJSON_ArrayForEach (row, rows) {
 		for (size_t c = 0; c < n_columns; c++, n++) {
 			cells[n] = ctl_cell(row, columns[c].key, columns[c].kind);
 			widths[c] = KVP_MAX(widths[c], width_of(cells[n]));

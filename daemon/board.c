@@ -73,12 +73,18 @@ void kvp_board_progress(struct kvp_board *board, uint64_t now_ns)
 const char *kvp_wait_name(enum kvp_wait wait)
 {
 	static const char *const names[KVP_WAITS_N] = {
-		[KVP_WAITS_NOTHING] = "nothing",     [KVP_WAITS_ENGINE] = "engine",
-		[KVP_WAITS_START] = "start",         [KVP_WAITS_FENCE] = "fence",
-		[KVP_WAITS_WINDOW] = "window",       [KVP_WAITS_GRANT] = "grant",
-		[KVP_WAITS_PACK_SLOT] = "pack slot", [KVP_WAITS_LANDED] = "landed",
-		[KVP_WAITS_SENDER] = "sender",       [KVP_WAITS_LAND_SLOT] = "landing slot",
-		[KVP_WAITS_DATA] = "data",           [KVP_WAITS_HELD] = "test point",
+		[KVP_WAITS_NOTHING] = "nothing",
+		[KVP_WAITS_ENGINE] = "engine",
+		[KVP_WAITS_START] = "start",
+		[KVP_WAITS_FENCE] = "fence",
+		[KVP_WAITS_WINDOW] = "window",
+		[KVP_WAITS_GRANT] = "grant",
+		[KVP_WAITS_PACK_SLOT] = "pack slot",
+		[KVP_WAITS_LANDED] = "landed",
+		[KVP_WAITS_SENDER] = "sender",
+		[KVP_WAITS_LAND_SLOT] = "landing slot",
+		[KVP_WAITS_DATA] = "data",
+		[KVP_WAITS_HELD] = "test point",
 		[KVP_WAITS_GPU] = "gpu",
 	};
 

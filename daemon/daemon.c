@@ -127,8 +127,7 @@ static bool may_have_work(const struct kvp_daemon *daemon)
 
 	if (kvp_rooms_count(daemon->core.rooms) > 0)
 		return true;
-	DL_FOREACH(daemon->core.pools.first, pool)
-	{
+	DL_FOREACH (daemon->core.pools.first, pool) {
 		if (pool->state == KVP_POOL_ENDING)
 			return true;
 	}
@@ -256,8 +255,7 @@ static bool clients_have_read(const struct kvp_daemon *daemon)
 {
 	const struct kvp_session *session;
 
-	DL_FOREACH(daemon->core.server->sessions, session)
-	{
+	DL_FOREACH (daemon->core.server->sessions, session) {
 		if (session->n_replies > 0 || session->owner.dirty || session->owner.n_rooms > 0)
 			return false;
 	}

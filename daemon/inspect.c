@@ -445,8 +445,7 @@ cJSON *kvp_inspect_clients(const struct kvp_inspect *ask)
 	cJSON *list = cJSON_AddArrayToObject(root, "clients");
 	const struct kvp_session *session;
 
-	DL_FOREACH(ask->core->server->sessions, session)
-	{
+	DL_FOREACH (ask->core->server->sessions, session) {
 		if (session->state == KVP_SESSION_UP)
 			(void)cJSON_AddItemToArray(list, client_object(ask, session));
 	}
@@ -489,8 +488,8 @@ cJSON *kvp_inspect_pools(const struct kvp_inspect *ask)
 	cJSON *list = cJSON_AddArrayToObject(root, "pools");
 	const struct kvp_pool *pool;
 
-	DL_FOREACH(ask->core->pools.first, pool)
-	(void)cJSON_AddItemToArray(list, pool_object(ask, pool));
+	DL_FOREACH (ask->core->pools.first, pool)
+		(void)cJSON_AddItemToArray(list, pool_object(ask, pool));
 	return root;
 }
 

@@ -78,8 +78,7 @@ static bool add_name_once(cJSON *list, const char *name)
 {
 	const cJSON *had;
 
-	cJSON_ArrayForEach(had, list)
-	{
+	cJSON_ArrayForEach (had, list) {
 		if (strcmp(had->valuestring, name) == 0)
 			return false;
 	}

@@ -93,8 +93,8 @@ static uint32_t progress(struct kvp_lane *lane)
 	if (n > 0) {
 		struct kvp_link *link;
 
-		TAILQ_FOREACH(link, &lane->links, link)
-		link->full = false;
+		TAILQ_FOREACH (link, &lane->links, link)
+			link->full = false;
 	}
 	return n;
 }
@@ -131,15 +131,15 @@ static uint32_t turn(struct kvp_lane *lane)
 	n += progress(lane);
 	n += kvp_lane_moved(lane);
 	n += kvp_rx_scatters(lane);
-	TAILQ_FOREACH(link, &lane->links, link)
-	n += kvp_rx_answers(link) + kvp_link_tend(link);
+	TAILQ_FOREACH (link, &lane->links, link)
+		n += kvp_rx_answers(link) + kvp_link_tend(link);
 	n += kvp_rx_grants(lane);
-	TAILQ_FOREACH(link, &lane->links, link)
-	n += kvp_tx_sends(link);
-	TAILQ_FOREACH(link, &lane->links, link)
-	n += kvp_tx_wants(link);
-	TAILQ_FOREACH(link, &lane->links, link)
-	n += kvp_tx_ahead(link);
+	TAILQ_FOREACH (link, &lane->links, link)
+		n += kvp_tx_sends(link);
+	TAILQ_FOREACH (link, &lane->links, link)
+		n += kvp_tx_wants(link);
+	TAILQ_FOREACH (link, &lane->links, link)
+		n += kvp_tx_ahead(link);
 	n += kvp_tx_local(lane);
 	n += take_orders(lane);
 	n += kvp_rx_late(lane);

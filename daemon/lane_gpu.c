@@ -200,25 +200,25 @@ static bool fail_one(struct kvp_lane *lane, uint64_t ticket)
 	struct kvp_tx_piece *out;
 	struct kvp_rx_piece *in;
 
-	TAILQ_FOREACH(out, &lane->gathering, moving)
-	if (out->slot->ticket == ticket) {
-		kvp_tx_move_failed(out->leg->tx, -EREMOTEIO);
-		return true;
-	}
-	TAILQ_FOREACH(in, &lane->scattering, queue)
-	if (in->slot->ticket == ticket) {
-		kvp_rx_move_failed(in->leg->rx, -EREMOTEIO);
-		return true;
-	}
-	TAILQ_FOREACH(move, &lane->local_moving, link)
-	if (move->placed && move->ticket == ticket) {
-		if (move->piece.leg)
-			kvp_rx_move_failed(move->piece.leg->rx, -EREMOTEIO);
-		if (move->leg)
-			kvp_tx_move_failed(move->leg->tx, -EREMOTEIO);
-		move->ticket = 0; /* there is nothing to wait for */
-		return true;
-	}
+	TAILQ_FOREACH (out, &lane->gathering, moving)
+		if (out->slot->ticket == ticket) {
+			kvp_tx_move_failed(out->leg->tx, -EREMOTEIO);
+			return true;
+		}
+	TAILQ_FOREACH (in, &lane->scattering, queue)
+		if (in->slot->ticket == ticket) {
+			kvp_rx_move_failed(in->leg->rx, -EREMOTEIO);
+			return true;
+		}
+	TAILQ_FOREACH (move, &lane->local_moving, link)
+		if (move->placed && move->ticket == ticket) {
+			if (move->piece.leg)
+				kvp_rx_move_failed(move->piece.leg->rx, -EREMOTEIO);
+			if (move->leg)
+				kvp_tx_move_failed(move->leg->tx, -EREMOTEIO);
+			move->ticket = 0; /* there is nothing to wait for */
+			return true;
+		}
 	return false;
 }
 
@@ -230,10 +230,10 @@ static void launch_failed(struct kvp_lane *lane, uint64_t ticket)
 
 	while (fail_one(lane, ticket))
 		;
-	TAILQ_FOREACH(rx, &lane->leaving_rxs, dirty_link)
-	rx->ticket = KVP_MIN(rx->ticket, lane->mover.last);
-	TAILQ_FOREACH(tx, &lane->leaving_txs, dirty_link)
-	tx->ticket = KVP_MIN(tx->ticket, lane->mover.last);
+	TAILQ_FOREACH (rx, &lane->leaving_rxs, dirty_link)
+		rx->ticket = KVP_MIN(rx->ticket, lane->mover.last);
+	TAILQ_FOREACH (tx, &lane->leaving_txs, dirty_link)
+		tx->ticket = KVP_MIN(tx->ticket, lane->mover.last);
 	kvp_ring_over(&lane->pack, ticket);
 	kvp_ring_over(&lane->land, ticket);
 }

@@ -70,15 +70,14 @@ static void count_link_holds(const struct kvp_link *link, uint32_t *holds)
 	const struct kvp_tx_piece *piece;
 	const struct kvp_rx_piece *landed;
 
-	TAILQ_FOREACH(leg, &link->ready, ready_link)
-	holds[KVP_HOLD_WANT]++;
-	TAILQ_FOREACH(piece, &link->granted, queue)
-	{
+	TAILQ_FOREACH (leg, &link->ready, ready_link)
+		holds[KVP_HOLD_WANT]++;
+	TAILQ_FOREACH (piece, &link->granted, queue) {
 		holds[KVP_HOLD_GATHER] += !piece->slot;
 		holds[KVP_HOLD_SEND] += piece->slot || !link->lane->config.pack;
 	}
-	TAILQ_FOREACH(landed, &link->landed, queue)
-	holds[KVP_HOLD_LANDED]++;
+	TAILQ_FOREACH (landed, &link->landed, queue)
+		holds[KVP_HOLD_LANDED]++;
 	holds[KVP_HOLD_GRANT] += link->wants_queued;
 }
 
@@ -88,11 +87,11 @@ static void count_holds(const struct kvp_lane *lane, uint32_t *holds)
 	const struct kvp_tx *tx;
 
 	memset(holds, 0, sizeof(lane->counts.holds));
-	TAILQ_FOREACH(link, &lane->links, link)
-	count_link_holds(link, holds);
-	TAILQ_FOREACH(tx, &lane->local, local_link)
-	for (uint32_t i = KVP_HOLD_WANT; i <= KVP_HOLD_LANDED; i++)
-		holds[i]++;
+	TAILQ_FOREACH (link, &lane->links, link)
+		count_link_holds(link, holds);
+	TAILQ_FOREACH (tx, &lane->local, local_link)
+		for (uint32_t i = KVP_HOLD_WANT; i <= KVP_HOLD_LANDED; i++)
+			holds[i]++;
 	holds[KVP_HOLD_SCATTER] += lane->here;
 	for (uint32_t i = 0; i < KVP_HOLD_N; i++)
 		if (!kvp_lane_held(lane, i))
@@ -118,8 +117,8 @@ static void fill(struct kvp_lane *lane, struct kvp_lane_status *out)
 	out->txs = (uint32_t)lane->txs.n;
 	out->eps = (uint32_t)lane->eps.n;
 	out->wants_queued = 0;
-	TAILQ_FOREACH(link, &lane->links, link)
-	out->wants_queued += link->wants_queued;
+	TAILQ_FOREACH (link, &lane->links, link)
+		out->wants_queued += link->wants_queued;
 	out->has_work = lane->rx_live > 0 || lane->tx_live > 0 || !TAILQ_EMPTY(&lane->local) ||
 			lane->links_closing > 0;
 	for (uint32_t i = 0; i < KVP_MIN(lane->pack.n, KVP_LANE_SLOTS_SHOWN); i++)

@@ -169,8 +169,8 @@ void kvp_link_end(struct kvp_lane *lane, uint64_t id)
 		return;
 
 	link->ended = true;
-	TAILQ_FOREACH(leg, &link->tx_legs, link_link)
-	kvp_tx_leg_drop(leg);
+	TAILQ_FOREACH (leg, &link->tx_legs, link_link)
+		kvp_tx_leg_drop(leg);
 	if (link->state == KVP_LINK_OPEN || link->state == KVP_LINK_BROKEN)
 		link_close(link);
 	if (link->state == KVP_LINK_CLOSED)

@@ -290,8 +290,8 @@ static void close_endpoints(struct kvp_net *net)
 	struct kvp_net_ep *ep;
 
 	net->closing = true;
-	TAILQ_FOREACH(ep, &net->eps, link)
-	ucx_ep_close(net, ep);
+	TAILQ_FOREACH (ep, &net->eps, link)
+		ucx_ep_close(net, ep);
 	while (!TAILQ_EMPTY(&net->eps) && now_ns() - start < KVP_UCX_CLOSE_NS) {
 		struct pollfd pfd = { .fd = net->fd, .events = POLLIN };
 

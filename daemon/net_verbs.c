@@ -47,10 +47,10 @@ static void fail_all(struct kvp_net *net, int status)
 {
 	struct kvp_net_ep *ep;
 
-	TAILQ_FOREACH(ep, &net->eps, link)
-	kvp_vb_conn_fail(ep, status);
-	TAILQ_FOREACH(ep, &net->passive, link)
-	kvp_vb_conn_fail(ep, status);
+	TAILQ_FOREACH (ep, &net->eps, link)
+		kvp_vb_conn_fail(ep, status);
+	TAILQ_FOREACH (ep, &net->passive, link)
+		kvp_vb_conn_fail(ep, status);
 }
 
 static void fail_qp(struct kvp_net *net, const struct ibv_qp *qp)
@@ -179,8 +179,8 @@ static void set_timer(struct kvp_net *net)
 	struct itimerspec when = { .it_value = { 0 } };
 	uint64_t ns = net->config.keepalive_ns;
 
-	TAILQ_FOREACH(ep, &net->eps, link)
-	connecting = connecting || ep->state == KVP_VB_CONNECTING;
+	TAILQ_FOREACH (ep, &net->eps, link)
+		connecting = connecting || ep->state == KVP_VB_CONNECTING;
 	if (connecting)
 		ns = KVP_MIN(ns, KVP_VB_REPEAT_NS);
 	if (wanted)
@@ -437,8 +437,8 @@ static void verbs_close(struct kvp_net *net)
 
 	net->closing = true;
 	net->now_ns = clock_ns();
-	TAILQ_FOREACH(ep, &net->eps, link)
-	kvp_vb_ep_close(net, ep);
+	TAILQ_FOREACH (ep, &net->eps, link)
+		kvp_vb_ep_close(net, ep);
 	(void)poll_completions(net); /* what has ended well is told so */
 	(void)kvp_vb_turn_closing(net);
 	while ((ep = TAILQ_FIRST(&net->passive)))

@@ -386,8 +386,7 @@ void kvp_vb_conn_tick(struct kvp_net *net)
 		if (net->conns[i] && net->conns[i]->flushed)
 			kvp_vb_conn_fail(net->conns[i], -ECONNRESET);
 	}
-	TAILQ_FOREACH(ep, &net->eps, link)
-	{
+	TAILQ_FOREACH (ep, &net->eps, link) {
 		if (ep->state == KVP_VB_OPEN)
 			keepalive(ep);
 	}

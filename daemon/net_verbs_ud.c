@@ -132,8 +132,7 @@ static struct kvp_net_ep *passive_find(struct kvp_net *net, const struct kvp_vb_
 {
 	struct kvp_net_ep *ep;
 
-	TAILQ_FOREACH(ep, &net->passive, link)
-	{
+	TAILQ_FOREACH (ep, &net->passive, link) {
 		if (ep->peer_conn == datagram->conn &&
 		    memcmp(ep->peer.id, datagram->from, sizeof(datagram->from)) == 0)
 			return ep;
@@ -342,8 +341,7 @@ void kvp_vb_ud_tick(struct kvp_net *net)
 	struct kvp_net_ep *ep;
 
 	ud_revive(net);
-	TAILQ_FOREACH(ep, &net->eps, link)
-	{
+	TAILQ_FOREACH (ep, &net->eps, link) {
 		if (ep->state != KVP_VB_CONNECTING)
 			continue;
 		if (net->now_ns - ep->since_ns > KVP_VB_CONNECT_NS) {

@@ -152,8 +152,7 @@ struct kvp_peer *kvp_peer_get(struct kvp_peers *peers, const char *address, char
 		peer = kvp_peer_self_get(peers);
 		return peer ? peer : get_refused(ENOMEM, err, err_bytes, "no memory for a peer");
 	}
-	DL_FOREACH(peers->list, peer)
-	{
+	DL_FOREACH (peers->list, peer) {
 		if (peer->outgoing && strcmp(peer->address, address) == 0) {
 			peer->holders++;
 			return peer;
@@ -386,8 +385,7 @@ void kvp_peers_stop(struct kvp_peers *peers)
 	if (peers->listening)
 		uv_close((uv_handle_t *)&peers->listener, handle_closed);
 	peers->listening = false;
-	DL_FOREACH_SAFE(peers->list, peer, tmp)
-	{
+	DL_FOREACH_SAFE (peers->list, peer, tmp) {
 		if (peer->state == KVP_PEER_BACKOFF && peer->holders == 0)
 			kvp_peer_destroy(peer);
 		else if (peer->state == KVP_PEER_BACKOFF)
@@ -472,8 +470,7 @@ void kvp_peers_each(struct kvp_peers *peers, kvp_peer_view_fn *fn, void *arg)
 	struct kvp_peer_view view;
 	struct kvp_peer *peer;
 
-	DL_FOREACH(peers->list, peer)
-	{
+	DL_FOREACH (peers->list, peer) {
 		view_fill(peer, &view);
 		if (!fn(arg, &view))
 			return;

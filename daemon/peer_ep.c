@@ -27,8 +27,7 @@ static struct kvp_peer_ep *ep_find(struct kvp_peer *peer, uint32_t lane_idx, uin
 {
 	struct kvp_peer_ep *ep;
 
-	DL_FOREACH(peer->peers->eps, ep)
-	{
+	DL_FOREACH (peer->peers->eps, ep) {
 		if (ep->peer == peer && ep->lane_idx == lane_idx && ep->peer_lane == peer_lane)
 			return ep;
 	}
@@ -115,8 +114,7 @@ void kvp_peer_end_endpoints(struct kvp_peer *peer)
 	struct kvp_peers *peers = peer->peers;
 	struct kvp_peer_ep *ep;
 
-	DL_FOREACH(peers->eps, ep)
-	{
+	DL_FOREACH (peers->eps, ep) {
 		if (ep->peer != peer)
 			continue;
 		ep->peer = NULL;

@@ -122,8 +122,7 @@ static void address_taken(struct kvp_peer *by)
 
 	if (!by->address[0])
 		return;
-	DL_FOREACH_SAFE(by->peers->list, peer, tmp)
-	{
+	DL_FOREACH_SAFE (by->peers->list, peer, tmp) {
 		if (peer == by || peer->self || strcmp(peer->address, by->address) != 0)
 			continue;
 		if (peer->state == KVP_PEER_BACKOFF && !peer->peers->stopping)

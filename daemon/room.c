@@ -535,8 +535,7 @@ void kvp_rooms_owner_lost(struct kvp_rooms *rooms, struct kvp_room_owner *owner,
 	struct kvp_room *room, *tmp;
 
 	(void)rooms;
-	DL_FOREACH_SAFE2(owner->rooms, room, tmp, onext)
-	{
+	DL_FOREACH_SAFE2 (owner->rooms, room, tmp, onext) {
 		if (!room->key.is_dest)
 			room->send.recalled = NULL; /* nobody is there to hear it */
 		room_leave_owner(room);
@@ -553,8 +552,7 @@ void kvp_rooms_pool_ends(struct kvp_rooms *rooms, struct kvp_pool *pool, Kvp__St
 {
 	struct kvp_room *room, *tmp;
 
-	DL_FOREACH_SAFE(rooms->all, room, tmp)
-	{
+	DL_FOREACH_SAFE (rooms->all, room, tmp) {
 		if (room->pool == pool)
 			kvp_room_fail(room, status, "pool %u of \"%s\": %s", pool->client_id,
 				      room->client, why);
@@ -566,8 +564,7 @@ void kvp_rooms_fail_all(struct kvp_rooms *rooms, uint32_t lane_idx, Kvp__Status 
 {
 	struct kvp_room *room, *tmp;
 
-	DL_FOREACH_SAFE(rooms->all, room, tmp)
-	{
+	DL_FOREACH_SAFE (rooms->all, room, tmp) {
 		if (lane_idx == UINT32_MAX || room->lane_idx == lane_idx)
 			kvp_room_fail(room, status, "%s", why);
 	}
@@ -592,8 +589,8 @@ uint32_t kvp_rooms_moving(const struct kvp_rooms *rooms)
 	const struct kvp_room *room;
 	uint32_t n = 0;
 
-	DL_FOREACH(rooms->all, room)
-	n += room_moves(room);
+	DL_FOREACH (rooms->all, room)
+		n += room_moves(room);
 	return n;
 }
 

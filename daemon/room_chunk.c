@@ -229,8 +229,7 @@ static Kvp__Status check_segment_wanted(const struct kvp_room *room, uint32_t id
 	const struct kvp_sleg *leg;
 	bool wanted = false;
 
-	DL_FOREACH2(room->send.legs, leg, rnext)
-	{
+	DL_FOREACH2 (room->send.legs, leg, rnext) {
 		const Kvp__Offer *offer = leg->offer->offer;
 
 		for (size_t i = 0; i < offer->n_segments; i++) {
@@ -255,8 +254,7 @@ static bool any_data(const struct kvp_room *room)
 {
 	const struct kvp_sleg *leg;
 
-	DL_FOREACH2(room->send.legs, leg, rnext)
-	{
+	DL_FOREACH2 (room->send.legs, leg, rnext) {
 		if (leg->data)
 			return true;
 	}

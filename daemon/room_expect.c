@@ -178,8 +178,7 @@ static const struct kvp_room *page_holder(const struct kvp_rooms *rooms,
 {
 	const struct kvp_room *room;
 
-	DL_FOREACH(rooms->all, room)
-	{
+	DL_FOREACH (rooms->all, room) {
 		const struct kvp_room_dest *dest = &room->dest;
 
 		if (!room->key.is_dest || room->pool != pool || group >= dest->n_groups)

@@ -141,8 +141,7 @@ static const char *room_mode(const struct kvp_room *room)
 				mode = leg_mode(room->dest.legs[i].peer, true);
 		return mode;
 	}
-	DL_FOREACH2(room->send.legs, sleg, rnext)
-	{
+	DL_FOREACH2 (room->send.legs, sleg, rnext) {
 		if (sleg->data && strcmp(mode, "landing") != 0)
 			mode = leg_mode(sleg->peer, true);
 	}
@@ -226,8 +225,7 @@ void kvp_rooms_each(struct kvp_rooms *rooms, kvp_room_view_fn *fn, void *arg)
 	struct kvp_room_view view;
 	struct kvp_room *room;
 
-	DL_FOREACH(rooms->all, room)
-	{
+	DL_FOREACH (rooms->all, room) {
 		view_fill(room, &view);
 		if (!fn(arg, &view))
 			return;
@@ -319,8 +317,7 @@ uint32_t kvp_room_legs(struct kvp_rooms *rooms, uint64_t view_id, struct kvp_roo
 	const struct kvp_room *room;
 	uint32_t n = 0;
 
-	DL_FOREACH(rooms->all, room)
-	{
+	DL_FOREACH (rooms->all, room) {
 		if (room->id == view_id)
 			break;
 	}
@@ -331,8 +328,7 @@ uint32_t kvp_room_legs(struct kvp_rooms *rooms, uint64_t view_id, struct kvp_roo
 			dleg_view(&room->dest.legs[n], &out[n]);
 		return n;
 	}
-	DL_FOREACH2(room->send.legs, sleg, rnext)
-	{
+	DL_FOREACH2 (room->send.legs, sleg, rnext) {
 		if (n == max)
 			break;
 		sleg_view(sleg, &out[n++]);

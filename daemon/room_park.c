@@ -85,8 +85,7 @@ static void drop_older(struct kvp_rooms *rooms, const struct kvp_peer *peer,
 
 	if (!parking)
 		return;
-	LL_FOREACH_SAFE2(parking->first, parked, tmp, knext)
-	{
+	LL_FOREACH_SAFE2 (parking->first, parked, tmp, knext) {
 		if (parked->peer != peer || parked->msg->offer->leg->dest != dest)
 			continue;
 		rooms->stats.late_messages++;
@@ -165,8 +164,7 @@ void kvp_park_drop_peer(struct kvp_rooms *rooms, const struct kvp_peer *peer)
 {
 	struct kvp_room_parked *parked, *tmp;
 
-	DL_FOREACH_SAFE(rooms->parked, parked, tmp)
-	{
+	DL_FOREACH_SAFE (rooms->parked, parked, tmp) {
 		if (parked->peer == peer)
 			parked_drop(rooms, parked);
 	}
@@ -219,8 +217,7 @@ uint64_t kvp_park_expire(struct kvp_rooms *rooms, uint64_t now)
 
 	if (now < rooms->ended_at_ns)
 		return rooms->ended_at_ns;
-	DL_FOREACH_SAFE(rooms->parked, parked, tmp)
-	{
+	DL_FOREACH_SAFE (rooms->parked, parked, tmp) {
 		uint64_t at = parked->since_ns + rooms->config->timers.open_ns;
 
 		if (!parked->ended)

@@ -106,8 +106,7 @@ static void on_up(void *arg, struct kvp_peer *peer)
 	struct kvp_dleg *leg, *tmp;
 
 	if (data) {
-		DL_FOREACH_SAFE(data->dlegs, leg, tmp)
-		{
+		DL_FOREACH_SAFE (data->dlegs, leg, tmp) {
 			if (leg->state != KVP_DLEG_UNSENT || kvp_room_terminal(leg->room))
 				continue;
 			kvp_dest_offer(leg);
@@ -177,8 +176,7 @@ static void on_down(void *arg, struct kvp_peer *peer, Kvp__Status status, const 
 	kvp_rooms_drop_kept(rooms, peer);
 	if (!data)
 		return;
-	DL_FOREACH_SAFE(data->dlegs, dleg, dtmp)
-	{
+	DL_FOREACH_SAFE (data->dlegs, dleg, dtmp) {
 		dleg_down(dleg, lost_status(status), why);
 	}
 	sleg = data->slegs; /* dropping the last leg frees data */
@@ -352,8 +350,7 @@ static void notes_send(struct kvp_rooms *rooms, struct kvp_peer *peer)
 {
 	struct kvp_room_note *note, *tmp;
 
-	DL_FOREACH_SAFE(rooms->notes, note, tmp)
-	{
+	DL_FOREACH_SAFE (rooms->notes, note, tmp) {
 		if (note->peer != peer || kvp_peer_send(peer, note->msg) == -ENOTCONN)
 			continue;
 		note_free(rooms, note);
@@ -365,8 +362,7 @@ uint64_t kvp_notes_expire(struct kvp_rooms *rooms, uint64_t now)
 	struct kvp_room_note *note, *tmp;
 	uint64_t next = UINT64_MAX;
 
-	DL_FOREACH_SAFE(rooms->notes, note, tmp)
-	{
+	DL_FOREACH_SAFE (rooms->notes, note, tmp) {
 		if (note->deadline_ns > now) {
 			next = KVP_MIN(next, note->deadline_ns);
 			continue;

@@ -31,8 +31,7 @@ struct kvp_sleg *kvp_send_leg(struct kvp_rooms *rooms, const struct kvp_peer *pe
 
 	if (!room)
 		return NULL;
-	DL_FOREACH2(room->send.legs, found, rnext)
-	{
+	DL_FOREACH2 (room->send.legs, found, rnext) {
 		if (found->dest != leg->dest || found->peer != peer)
 			continue;
 		if (found->generation == leg->generation)
@@ -389,8 +388,7 @@ static struct kvp_sleg *leg_of_dest(const struct kvp_room *room, uint32_t dest)
 {
 	struct kvp_sleg *leg;
 
-	DL_FOREACH2(room->send.legs, leg, rnext)
-	{
+	DL_FOREACH2 (room->send.legs, leg, rnext) {
 		if (leg->dest == dest)
 			return leg;
 	}
@@ -482,8 +480,7 @@ static void send_needs(struct kvp_room *room)
 	const struct kvp_sleg *leg;
 
 	memset(send->needs, 0xff, send->n_groups * sizeof(*send->needs));
-	DL_FOREACH2(send->legs, leg, rnext)
-	{
+	DL_FOREACH2 (send->legs, leg, rnext) {
 		send->meta_wanted |= leg->offer->offer->meta;
 		for (uint32_t g = 0; g < send->n_groups; g++)
 			send->needs[g] = KVP_MIN(send->needs[g], leg->firsts[g]);
@@ -577,8 +574,7 @@ void kvp_send_tell(struct kvp_room *room)
 	struct kvp_sleg *leg;
 
 	kvp_chunks_recall_ends(room);
-	DL_FOREACH2(room->send.legs, leg, rnext)
-	{
+	DL_FOREACH2 (room->send.legs, leg, rnext) {
 		Kvp__Leg wire;
 
 		if (leg->over || leg->state == KVP_SLEG_ENDED || !leg->peer)

@@ -302,8 +302,7 @@ static void drain_over(struct kvp_room *room)
 	(void)snprintf(why, sizeof(why), "holds the bytes of a room that is over for %.1f s",
 		       seconds(drain_ns));
 	if (!room->key.is_dest) {
-		DL_FOREACH2(room->send.legs, leg, rnext)
-		{
+		DL_FOREACH2 (room->send.legs, leg, rnext) {
 			if (leg->peer && !kvp_peer_is_self(leg->peer))
 				kvp_peer_fail(leg->peer, KVP__STATUS__STATUS_TRANSPORT, why);
 		}

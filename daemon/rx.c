@@ -22,9 +22,9 @@ static struct kvp_rx_leg *leg_find(struct kvp_rx *rx, uint32_t sender)
 {
 	struct kvp_rx_leg *leg;
 
-	TAILQ_FOREACH(leg, &rx->legs, rx_link)
-	if (leg->sender == sender)
-		return leg;
+	TAILQ_FOREACH (leg, &rx->legs, rx_link)
+		if (leg->sender == sender)
+			return leg;
 	return NULL;
 }
 
@@ -224,8 +224,8 @@ static void rx_fail_v(struct kvp_rx *rx, Kvp__Status status, const char *fmt, va
 	(void)vsnprintf(text, sizeof(text), fmt, args); /* cut texts are fine */
 	rx->failed = true;
 	(void)kvp_board_fail(rx->order->board, rx->lane->config.loop, status, "%s", text);
-	TAILQ_FOREACH(leg, &rx->legs, rx_link)
-	leg_drop(leg);
+	TAILQ_FOREACH (leg, &rx->legs, rx_link)
+		leg_drop(leg);
 	kvp_rx_dirty(rx);
 }
 
@@ -417,8 +417,8 @@ static uint64_t arrived(const struct kvp_rx *rx)
 	if (rx->n_legs < rx->order->n_legs)
 		return rx->order->prefix;
 
-	TAILQ_FOREACH(leg, &rx->legs, rx_link)
-	least = KVP_MIN(least, leg->arrived);
+	TAILQ_FOREACH (leg, &rx->legs, rx_link)
+		least = KVP_MIN(least, leg->arrived);
 	return least;
 }
 
@@ -641,8 +641,8 @@ void kvp_rx_return(struct kvp_lane *lane, const struct kvp_wire_return *msg)
 	struct kvp_link *link;
 
 	/* It comes behind all that the sender has written for the leg. */
-	TAILQ_FOREACH(link, &lane->links, link)
-	kvp_rx_safe(link, msg->generation, msg->sender);
+	TAILQ_FOREACH (link, &lane->links, link)
+		kvp_rx_safe(link, msg->generation, msg->sender);
 	if (leg)
 		take_return(leg);
 	else

@@ -90,8 +90,7 @@ static bool share_grant(struct kvp_lane *lane, struct kvp_share *share)
 	if (share->land_slots >= most)
 		return false;
 
-	TAILQ_FOREACH(leg, &share->legs, share_link)
-	{
+	TAILQ_FOREACH (leg, &share->legs, share_link) {
 		if (!kvp_link_open(leg->link) || !piece_grant(leg))
 			continue;
 

@@ -365,8 +365,8 @@ void kvp_server_end_sessions(struct kvp_server *server, const char *why)
 {
 	struct kvp_session *session;
 
-	DL_FOREACH(server->sessions, session)
-	kvp_session_end(session, why);
+	DL_FOREACH (server->sessions, session)
+		kvp_session_end(session, why);
 	if (!uv_is_closing((uv_handle_t *)&server->flush))
 		uv_close((uv_handle_t *)&server->flush, on_closed);
 }
@@ -408,8 +408,8 @@ uint32_t kvp_server_rooms_of(const struct kvp_server *server, uint32_t uid)
 	const struct kvp_session *session;
 	uint32_t n = 0;
 
-	DL_FOREACH(server->sessions, session)
-	n += session->owner.uid == uid ? session->owner.n_rooms : 0;
+	DL_FOREACH (server->sessions, session)
+		n += session->owner.uid == uid ? session->owner.n_rooms : 0;
 	return n;
 }
 
@@ -418,7 +418,7 @@ uint32_t kvp_server_pools_of(const struct kvp_server *server, uint32_t uid)
 	const struct kvp_pool *pool;
 	uint32_t n = 0;
 
-	DL_FOREACH(server->core->pools.first, pool)
-	n += pool->uid == uid;
+	DL_FOREACH (server->core->pools.first, pool)
+		n += pool->uid == uid;
 	return n;
 }

@@ -59,8 +59,7 @@ static void chunk_count(struct kvp_tx *tx, struct kvp_chunk *chunk)
 	struct kvp_tx_leg *leg;
 	uint64_t n = 0;
 
-	TAILQ_FOREACH(leg, &tx->legs, tx_link)
-	{
+	TAILQ_FOREACH (leg, &tx->legs, tx_link) {
 		uint64_t pieces = kvp_tx_pieces(leg, chunk->order);
 
 		if (pieces > UINT32_MAX) {
@@ -177,9 +176,9 @@ void kvp_tx_chunk(struct kvp_lane *lane, struct kvp_order_chunk *order)
 		return;
 
 	chunk_count(tx, chunk);
-	TAILQ_FOREACH(leg, &tx->legs, tx_link)
-	if (!leg->chunk)
-		leg_enter(leg, chunk);
+	TAILQ_FOREACH (leg, &tx->legs, tx_link)
+		if (!leg->chunk)
+			leg_enter(leg, chunk);
 	advance_fence(tx);
 	kvp_tx_kick_all(tx);
 }
@@ -188,9 +187,9 @@ static void recall_from(struct kvp_tx *tx, struct kvp_chunk *chunk)
 {
 	struct kvp_tx_leg *leg;
 
-	TAILQ_FOREACH(leg, &tx->legs, tx_link)
-	if (leg->chunk && leg->chunk->order->seq >= chunk->order->seq)
-		leg_enter(leg, NULL);
+	TAILQ_FOREACH (leg, &tx->legs, tx_link)
+		if (leg->chunk && leg->chunk->order->seq >= chunk->order->seq)
+			leg_enter(leg, NULL);
 	if (tx->unfenced && tx->unfenced->order->seq >= chunk->order->seq) {
 		tx->unfenced = NULL;
 		fence_forget(tx);
@@ -215,9 +214,9 @@ void kvp_tx_recall(struct kvp_lane *lane, uint64_t id, uint32_t seq)
 	if (!tx)
 		return;
 
-	TAILQ_FOREACH(chunk, &tx->chunks, link)
-	if (chunk->order->seq >= seq && !chunk->touched)
-		break;
+	TAILQ_FOREACH (chunk, &tx->chunks, link)
+		if (chunk->order->seq >= seq && !chunk->touched)
+			break;
 	if (chunk)
 		recall_from(tx, chunk);
 	atomic_store_explicit(&tx->order->board->recalled_from, tx->next_seq, memory_order_release);
@@ -231,8 +230,8 @@ static void drop_all(struct kvp_tx *tx)
 {
 	struct kvp_tx_leg *leg;
 
-	TAILQ_FOREACH(leg, &tx->legs, tx_link)
-	kvp_tx_leg_drop(leg);
+	TAILQ_FOREACH (leg, &tx->legs, tx_link)
+		kvp_tx_leg_drop(leg);
 	local_forget(tx);
 	fence_forget(tx);
 }
@@ -320,8 +319,7 @@ static void find_alike(struct kvp_tx *tx, struct kvp_tx_leg *leg)
 	if (leg->local)
 		return;
 
-	TAILQ_FOREACH(other, &tx->legs, tx_link)
-	{
+	TAILQ_FOREACH (other, &tx->legs, tx_link) {
 		if (other == leg || other->local || other->alike != other ||
 		    !pack_alike(other, leg))
 			continue;
@@ -378,10 +376,10 @@ void kvp_tx_start(struct kvp_lane *lane, uint64_t id)
 
 	tx->started = true;
 	tx->local_tokens = kvp_tx_local_tokens(tx);
-	TAILQ_FOREACH(chunk, &tx->chunks, link)
-	chunk_count(tx, chunk);
-	TAILQ_FOREACH(leg, &tx->legs, tx_link)
-	leg_enter(leg, TAILQ_FIRST(&tx->chunks));
+	TAILQ_FOREACH (chunk, &tx->chunks, link)
+		chunk_count(tx, chunk);
+	TAILQ_FOREACH (leg, &tx->legs, tx_link)
+		leg_enter(leg, TAILQ_FIRST(&tx->chunks));
 	advance_fence(tx);
 	kvp_tx_kick_all(tx);
 	kvp_tx_dirty(tx);
@@ -501,8 +499,7 @@ static void pop_chunks(struct kvp_tx *tx)
 	atomic_store_explicit(&board->delivered, chunk ? chunk->order->seq : tx->next_seq,
 			      memory_order_release);
 
-	TAILQ_FOREACH(chunk, &tx->chunks, link)
-	{
+	TAILQ_FOREACH (chunk, &tx->chunks, link) {
 		if (!chunk->counted || !chunk->fenced || chunk->to_gather > 0) {
 			gathered = chunk->order->seq;
 			break;
@@ -515,9 +512,9 @@ static bool tx_quiet(const struct kvp_tx *tx)
 {
 	const struct kvp_tx_leg *leg;
 
-	TAILQ_FOREACH(leg, &tx->legs, tx_link)
-	if (leg->n_order > 0)
-		return false;
+	TAILQ_FOREACH (leg, &tx->legs, tx_link)
+		if (leg->n_order > 0)
+			return false;
 	return true;
 }
 

@@ -136,15 +136,14 @@ static bool tx_step(struct kvp_tx *tx, struct batch *batch)
 	uint64_t place = UINT64_MAX;
 	uint32_t n = 0;
 
-	TAILQ_FOREACH(leg, &tx->legs, tx_link)
-	if (leg_has_work(leg))
-		place = KVP_MIN(place, leg_place(leg));
+	TAILQ_FOREACH (leg, &tx->legs, tx_link)
+		if (leg_has_work(leg))
+			place = KVP_MIN(place, leg_place(leg));
 	if (place == UINT64_MAX)
 		return false;
 
 	batch->n = 0;
-	TAILQ_FOREACH(leg, &tx->legs, tx_link)
-	{
+	TAILQ_FOREACH (leg, &tx->legs, tx_link) {
 		if (n == KVP_MOVE_TOGETHER || tx->failed)
 			break;
 		if (!leg_has_work(leg) || leg_place(leg) != place)

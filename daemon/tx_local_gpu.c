@@ -107,8 +107,7 @@ void kvp_local_forget(struct kvp_lane *lane, const struct kvp_tx_leg *tx,
 {
 	struct kvp_local_move *move;
 
-	TAILQ_FOREACH(move, &lane->local_moving, link)
-	{
+	TAILQ_FOREACH (move, &lane->local_moving, link) {
 		if (tx && move->leg == tx) {
 			move->leg->tx->n_moving--;
 			move->leg = NULL;

@@ -336,9 +336,9 @@ static void share_slot(struct kvp_tx_piece *piece)
 	struct kvp_tx_piece *other;
 
 	for (; leg; leg = leg->alike_next) {
-		TAILQ_FOREACH(other, &leg->order_list, order)
-		if (other->chunk == piece->chunk && other->idx == piece->idx)
-			break;
+		TAILQ_FOREACH (other, &leg->order_list, order)
+			if (other->chunk == piece->chunk && other->idx == piece->idx)
+				break;
 		if (!other || other->slot || other->state == KVP_TX_SENT)
 			continue;
 		if (other->state == KVP_TX_WANTED && lane->ahead >= lane->pack.n / 2)

@@ -45,8 +45,8 @@ void kvp_tx_kick_all(struct kvp_tx *tx)
 {
 	struct kvp_tx_leg *leg;
 
-	TAILQ_FOREACH(leg, &tx->legs, tx_link)
-	kvp_tx_kick(leg);
+	TAILQ_FOREACH (leg, &tx->legs, tx_link)
+		kvp_tx_kick(leg);
 }
 
 static void piece_init(struct kvp_tx_piece *piece, struct kvp_tx_leg *leg,

@@ -369,8 +369,7 @@ static double first_byte(struct kvp_client *client, uint64_t room)
 	json = cJSON_Parse(text);
 	stages = cJSON_GetObjectItem(cJSON_GetArrayItem(cJSON_GetObjectItem(json, "rooms"), 0),
 				     "stages");
-	cJSON_ArrayForEach(stage, stages)
-	{
+	cJSON_ArrayForEach (stage, stages) {
 		const cJSON *name = cJSON_GetObjectItem(stage, "name");
 
 		if (cJSON_IsString(name) && !strcmp(name->valuestring, "first data"))

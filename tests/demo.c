@@ -198,8 +198,7 @@ static double json_sum(const cJSON *value, const char *name)
 	const cJSON *child;
 	double sum = 0;
 
-	cJSON_ArrayForEach(child, value)
-	{
+	cJSON_ArrayForEach (child, value) {
 		if (child->string && !strcmp(child->string, name) && cJSON_IsNumber(child))
 			sum += child->valuedouble;
 		else
@@ -214,8 +213,7 @@ static const char *json_text(const cJSON *value, const char *name)
 	const cJSON *child;
 	const char *text;
 
-	cJSON_ArrayForEach(child, value)
-	{
+	cJSON_ArrayForEach (child, value) {
 		if (child->string && !strcmp(child->string, name) && cJSON_IsString(child))
 			return child->valuestring;
 		text = json_text(child, name);

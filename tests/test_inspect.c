@@ -324,8 +324,8 @@ Test(inspect, pause_fails_the_rooms_of_a_pool, .init = setup, .fini = teardown)
 	engine_end(&engine);
 }
 
-/* The daemon stops with a parked room: it is not waited for, it fails with the reason, and the client
- * reads that before the connection ends. */
+/* The daemon stops with a parked room: it is not waited for, it fails with the reason, and the
+ * client reads that before the connection ends. */
 Test(inspect, stop_fails_rooms_with_the_reason)
 {
 	struct engine engine;

@@ -18,7 +18,8 @@ static struct kvp_side side_parse(const cJSON *json, uint32_t *pages)
 	const cJSON *list = cJSON_GetObjectItem(json, "pages"), *page;
 	uint32_t n = 0;
 
-	cJSON_ArrayForEach(page, list) pages[n++] = (uint32_t)page->valuedouble;
+	cJSON_ArrayForEach (page, list)
+		pages[n++] = (uint32_t)page->valuedouble;
 	return (struct kvp_side){
 		.page = (uint32_t)cJSON_GetObjectItem(json, "page")->valuedouble,
 		.dcp_size = (uint32_t)cJSON_GetObjectItem(json, "dcp_size")->valuedouble,
