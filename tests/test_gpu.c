@@ -138,7 +138,8 @@ static void expect_failure(struct scene *scene, Kvp__Status status, const char *
 /* The room concerned fails with the driver's name for it; the next one has the lane in order. */
 static void launch_fails(bool local)
 {
-	for (int at = 1; at <= 3; at++) {
+	/* Local, one launch may be all there is; landing, a gather and a scatter are two. */
+	for (int at = 1; at <= (local ? 1 : 2); at++) {
 		struct scene *scene = scene_make(local, 64);
 
 		atomic_store(&fake_gpu_fail_launch, at);
@@ -170,9 +171,12 @@ Test(gpu, a_gpu_that_is_lost)
 	for (int at = 1; at <= 4; at++) {
 		struct scene *scene = scene_make(at % 2, 64);
 
+		/* Nothing ends before the failure: else there might be too few polls for it. */
+		atomic_store(&fake_gpu_stopped, 1);
 		atomic_store(&fake_gpu_fail_poll, at);
 		begin_room(scene);
 		expect_failure(scene, KVP__STATUS__STATUS_SYSTEM, "FAKE_ERROR_ILLEGAL_ADDRESS");
+		atomic_store(&fake_gpu_stopped, 0);
 		if (scene->local) {
 			lt_wait(&scene->lt, &scene->lane_board, KVP_BOARD_FAILED);
 			room_make(scene, 43);
