@@ -465,7 +465,7 @@ Test(room, limits_are_named)
 	cr_assert(strstr(a.err, "limits.max_rooms 1"), "%s", a.err);
 	a.owner.max_rooms = 1;
 	cr_assert_eq(sr_open(&a, &src, &open), ST(LIMIT), "%s", a.err);
-	cr_assert(strstr(a.err, "max_rooms 1"), "%s", a.err);
+	cr_assert(strstr(a.err, "max_rooms leaves it 1"), "%s", a.err);
 	kvp_rooms_stats(a.rooms, &stats);
 	cr_assert_eq(stats.refused_limit, 2u);
 	cr_assert_eq(stats.dests, 1u);
