@@ -26,7 +26,8 @@ fi
 case $1 in
 "" | nodes*)
 	tests/rxe/guest.sh -n 2 -t 120 -- $env "$KVP_BIN/tests/rxe_checks" | tee -a "$log"
-	[ $rc != 0 ] || rc=${PIPESTATUS[0]}
+	two=${PIPESTATUS[0]}
+	[ $rc != 0 ] || rc=$two
 	;;
 esac
 case $rc in
