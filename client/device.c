@@ -62,15 +62,16 @@ static void load(void)
 	void *lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 
 	if (!lib) {
-		snprintf(load_err, sizeof(load_err), "no CUDA driver: libcuda.so.1 not found");
+		(void)snprintf(load_err, sizeof(load_err),
+			       "no CUDA driver: libcuda.so.1 not found");
 		return;
 	}
-#define LOAD(name, symbol, args)                                                           \
-	*(void **)&driver.name = dlsym(lib, symbol);                                       \
-	if (!driver.name) {                                                                \
-		snprintf(load_err, sizeof(load_err), "the driver lacks %s, it is too old", \
-			 symbol);                                                          \
-		return;                                                                    \
+#define LOAD(name, symbol, args)                                                                 \
+	*(void **)&driver.name = dlsym(lib, symbol);                                             \
+	if (!driver.name) {                                                                      \
+		(void)snprintf(load_err, sizeof(load_err), "the driver lacks %s, it is too old", \
+			       symbol);                                                          \
+		return;                                                                          \
 	}
 	DRIVER_CALLS(LOAD)
 #undef LOAD
@@ -82,7 +83,7 @@ static int driver_get(char *err)
 	(void)pthread_once(&once, load);
 	if (loaded)
 		return 0;
-	snprintf(err, KVPL_DEVICE_ERR, "%s", load_err);
+	(void)snprintf(err, KVPL_DEVICE_ERR, "%s", load_err);
 	return -ENOSYS;
 }
 
@@ -92,7 +93,7 @@ static int fail(int res, const char *call, char *err)
 
 	if (driver.error_name(res, &name) != 0 || !name)
 		name = "unknown CUDA error";
-	snprintf(err, KVPL_DEVICE_ERR, "%s: %s", call, name);
+	(void)snprintf(err, KVPL_DEVICE_ERR, "%s: %s", call, name);
 	return -EINVAL;
 }
 
@@ -147,9 +148,9 @@ static int export_chunks(device_ptr addr, uint64_t bytes, struct kvpl_export *ou
 		if (res)
 			return fail(res, "cuMemGetAddressRange", err);
 		if (out->n_chunks == KVPL_DEVICE_CHUNKS) {
-			snprintf(err, KVPL_DEVICE_ERR,
-				 "more than %u physical chunks: register the pool in parts",
-				 KVPL_DEVICE_CHUNKS);
+			(void)snprintf(err, KVPL_DEVICE_ERR,
+				       "more than %u physical chunks: register the pool in parts",
+				       KVPL_DEVICE_CHUNKS);
 			return -E2BIG;
 		}
 		if (at == addr)
@@ -171,7 +172,7 @@ static int enter(device_ptr addr, struct kvpl_export *out, char *err)
 	int res = driver.pointer_attribute(&type, ATTR_MEMORY_TYPE, addr);
 
 	if (res == 0 && type != TYPE_DEVICE) {
-		snprintf(err, KVPL_DEVICE_ERR, "0x%llx is not device memory", addr);
+		(void)snprintf(err, KVPL_DEVICE_ERR, "0x%llx is not device memory", addr);
 		return -EINVAL;
 	}
 	if (res == 0)

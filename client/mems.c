@@ -9,10 +9,10 @@
 static int mems_fd(struct kvpl_mems *out, int fd, char *err)
 {
 	if (out->n_fds == KVP_LIMIT_FDS) {
-		snprintf(err, KVPL_DEVICE_ERR,
-			 "the memories take more than %u fds: register the "
-			 "pool in parts",
-			 KVP_LIMIT_FDS);
+		(void)snprintf(err, KVPL_DEVICE_ERR,
+			       "the memories take more than %u fds: register the "
+			       "pool in parts",
+			       KVP_LIMIT_FDS);
 		return -E2BIG;
 	}
 	out->fds[out->n_fds++] = fd;
@@ -56,8 +56,8 @@ static int mems_one(struct kvpl_mems *out, const struct kvp_mem *mem, char *err)
 		return mems_fd(out, mem->fd, err);
 	if (mem->kind == KVP_MEM_DEVICE && mem->bytes > 0)
 		return mems_device(out, mem, err);
-	snprintf(err, KVPL_DEVICE_ERR, "kind %u, bytes %llu", mem->kind,
-		 (unsigned long long)mem->bytes);
+	(void)snprintf(err, KVPL_DEVICE_ERR, "kind %u, bytes %llu", mem->kind,
+		       (unsigned long long)mem->bytes);
 	return -EINVAL;
 }
 
@@ -68,8 +68,8 @@ int kvpl_mems_init(struct kvpl_mems *out, const struct kvp_mem *mems, uint32_t n
 
 	memset(out, 0, sizeof(*out));
 	if (n < 1 || n > KVPL_MEMS_MAX) {
-		snprintf(err, KVPL_DEVICE_ERR, "pool.n_mems is %u, allowed 1 to %u", n,
-			 KVPL_MEMS_MAX);
+		(void)snprintf(err, KVPL_DEVICE_ERR, "pool.n_mems is %u, allowed 1 to %u", n,
+			       KVPL_MEMS_MAX);
 		return -EINVAL;
 	}
 	out->exports = calloc(n, sizeof(*out->exports));
@@ -80,7 +80,7 @@ int kvpl_mems_init(struct kvpl_mems *out, const struct kvp_mem *mems, uint32_t n
 		out->n++; /* the failed one too: its export may hold fds */
 	}
 	if (r) {
-		snprintf(err, KVPL_DEVICE_ERR, "mems[%zu]: %.140s", out->n - 1, why);
+		(void)snprintf(err, KVPL_DEVICE_ERR, "mems[%zu]: %.140s", out->n - 1, why);
 		kvpl_mems_fini(out);
 	}
 	return r;

@@ -79,12 +79,12 @@ int kvp_cuda_check(const struct kvp_cuda *cuda, CUresult res, const char *call)
 static bool load_symbols(void)
 {
 #define LOAD_NAME(fn) #fn
-#define LOAD(fn)                                                                           \
-	*(void **)&table.fn = dlsym(table.lib, LOAD_NAME(fn));                             \
-	if (!table.fn) {                                                                   \
-		snprintf(load_err, sizeof(load_err), "the driver lacks %s, it is too old", \
-			 LOAD_NAME(fn));                                                   \
-		return false;                                                              \
+#define LOAD(fn)                                                                                 \
+	*(void **)&table.fn = dlsym(table.lib, LOAD_NAME(fn));                                   \
+	if (!table.fn) {                                                                         \
+		(void)snprintf(load_err, sizeof(load_err), "the driver lacks %s, it is too old", \
+			       LOAD_NAME(fn));                                                   \
+		return false;                                                                    \
 	}
 	KVP_CUDA_CALLS(LOAD)
 #undef LOAD
@@ -99,7 +99,8 @@ static void load(void)
 
 	table.lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 	if (!table.lib) {
-		snprintf(load_err, sizeof(load_err), "no CUDA driver: libcuda.so.1 not found");
+		(void)snprintf(load_err, sizeof(load_err),
+			       "no CUDA driver: libcuda.so.1 not found");
 		return;
 	}
 	if (!load_symbols())
@@ -108,9 +109,9 @@ static void load(void)
 	if (res == CUDA_SUCCESS)
 		res = table.cuDeviceGetCount(&n);
 	if (res != CUDA_SUCCESS || n == 0) {
-		snprintf(load_err, sizeof(load_err), "no CUDA device: %s",
-			 res == CUDA_SUCCESS ? "the driver lists none"
-					     : kvp_cuda_name(&table, res));
+		(void)snprintf(load_err, sizeof(load_err), "no CUDA device: %s",
+			       res == CUDA_SUCCESS ? "the driver lists none"
+						   : kvp_cuda_name(&table, res));
 		return;
 	}
 	loaded = true;
@@ -121,7 +122,7 @@ const struct kvp_cuda *kvp_cuda_get(char *err, size_t err_bytes)
 	(void)pthread_once(&once, load);
 	if (loaded)
 		return &table;
-	snprintf(err, err_bytes, "%s", load_err);
+	(void)snprintf(err, err_bytes, "%s", load_err);
 	return NULL;
 }
 
@@ -129,7 +130,7 @@ const struct kvp_cuda *kvp_cuda_get(char *err, size_t err_bytes)
 
 const struct kvp_cuda *kvp_cuda_get(char *err, size_t err_bytes)
 {
-	snprintf(err, err_bytes, "built without CUDA");
+	(void)snprintf(err, err_bytes, "built without CUDA");
 	return NULL;
 }
 

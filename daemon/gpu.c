@@ -46,8 +46,8 @@ struct kvp_gpu {
 static int check(struct kvp_gpu *gpu, CUresult res, const char *call)
 {
 	if (res != CUDA_SUCCESS)
-		snprintf(gpu->error, sizeof(gpu->error), "%s: %s", call,
-			 kvp_cuda_name(gpu->cuda, res));
+		(void)snprintf(gpu->error, sizeof(gpu->error), "%s: %s", call,
+			       kvp_cuda_name(gpu->cuda, res));
 	return kvp_cuda_check(gpu->cuda, res, call);
 }
 
@@ -70,7 +70,7 @@ int kvp_gpu_list(char uuids[][KVP_GPU_UUID], char *err, size_t err_bytes)
 			r = kvp_cuda_check(cuda, cuda->cuDeviceGetUuid(&uuid, device),
 					   "cuDeviceGetUuid");
 		if (r < 0) {
-			snprintf(err, err_bytes, "GPU %d has no UUID: %s", i, strerror(-r));
+			(void)snprintf(err, err_bytes, "GPU %d has no UUID: %s", i, strerror(-r));
 			return r;
 		}
 		kvp_gpu_uuid_text(uuids[i], (const uint8_t *)uuid.bytes);
@@ -95,14 +95,14 @@ static int find_device(struct kvp_gpu *gpu, const char *name, char *err, size_t 
 		if (r)
 			break;
 		kvp_gpu_uuid_text(gpu->uuid, (const uint8_t *)uuid.bytes);
-		snprintf(ordinal, sizeof(ordinal), "%d", i);
+		(void)snprintf(ordinal, sizeof(ordinal), "%d", i);
 		if (!strcmp(name, gpu->uuid) || !strcmp(name, ordinal))
 			return check(gpu,
 				     gpu->cuda->cuDeviceGetName(gpu->name, (int)sizeof(gpu->name),
 								gpu->device),
 				     "cuDeviceGetName");
 	}
-	snprintf(err, err_bytes, "no GPU %s among the %d that the driver lists", name, n);
+	(void)snprintf(err, err_bytes, "no GPU %s among the %d that the driver lists", name, n);
 	return r ? r : -ENODEV;
 }
 
@@ -224,7 +224,7 @@ int kvp_gpu_open(struct kvp_gpu **out, const char *name, char *err, size_t err_b
 	int r;
 
 	if (!gpu) {
-		snprintf(err, err_bytes, "out of memory");
+		(void)snprintf(err, err_bytes, "out of memory");
 		return -ENOMEM;
 	}
 	gpu->cuda = kvp_cuda_get(err, err_bytes);
@@ -237,8 +237,8 @@ int kvp_gpu_open(struct kvp_gpu **out, const char *name, char *err, size_t err_b
 	for (uint32_t i = 0; r == 0 && i < BATCHES; i++)
 		r = batch_init(gpu, &gpu->batches[i]);
 	if (r) {
-		snprintf(err, err_bytes, "GPU %s (%s) cannot be opened: %s", gpu->uuid, gpu->name,
-			 gpu->error[0] ? gpu->error : strerror(-r));
+		(void)snprintf(err, err_bytes, "GPU %s (%s) cannot be opened: %s", gpu->uuid,
+			       gpu->name, gpu->error[0] ? gpu->error : strerror(-r));
 		return r;
 	}
 	*out = KVP_TAKE(gpu);

@@ -35,7 +35,7 @@ struct kvp_gpu_imports {
 static int fail(const struct kvp_gpu_imports *imports, CUresult res, const char *call, char *err,
 		size_t err_bytes)
 {
-	snprintf(err, err_bytes, "%s: %s", call, kvp_cuda_name(imports->cuda, res));
+	(void)snprintf(err, err_bytes, "%s: %s", call, kvp_cuda_name(imports->cuda, res));
 	return kvp_cuda_check(imports->cuda, res, call);
 }
 
@@ -156,25 +156,26 @@ static int open_ipc(struct kvp_gpu_imports *imports, uint64_t owner, const void 
 
 static_assert(sizeof(CUipcMemHandle) == KVP_GPU_IPC_BYTES, "as the clients send it");
 
-int kvp_gpu_import_ipc(struct kvp_gpu_imports *imports, uint64_t owner, const void *handle,
-		       uint64_t offset, uint64_t bytes, struct kvp_gpu_import **out, uint64_t *addr,
-		       char *err, size_t err_bytes)
+int kvp_gpu_import_ipc(struct kvp_gpu_imports *imports, const struct kvp_gpu_ipc *ipc,
+		       struct kvp_gpu_import **out, uint64_t *addr, char *err, size_t err_bytes)
 {
-	struct kvp_gpu_import *import = find_ipc(imports, owner, handle);
+	struct kvp_gpu_import *import = find_ipc(imports, ipc->owner, ipc->handle);
+	const uint64_t offset = ipc->offset, bytes = ipc->bytes;
 	int r;
 
 	if (import) {
 		import->users++;
 	} else {
-		r = open_ipc(imports, owner, handle, &import, err, err_bytes);
+		r = open_ipc(imports, ipc->owner, ipc->handle, &import, err, err_bytes);
 		if (r)
 			return r;
 	}
+	assert(import);
 	if (offset > import->bytes || bytes > import->bytes - offset) {
-		snprintf(err, err_bytes,
-			 "offset %llu + bytes %llu: past the allocation's %llu bytes",
-			 (unsigned long long)offset, (unsigned long long)bytes,
-			 (unsigned long long)import->bytes);
+		(void)snprintf(err, err_bytes,
+			       "offset %llu + bytes %llu: past the allocation's %llu bytes",
+			       (unsigned long long)offset, (unsigned long long)bytes,
+			       (unsigned long long)import->bytes);
 		kvp_gpu_import_put(imports, import);
 		return -ERANGE;
 	}

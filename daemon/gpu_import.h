@@ -26,15 +26,20 @@ int kvp_gpu_imports_create(struct kvp_gpu_imports **out, struct kvp_gpu *gpu);
 /* Closes what is left. */
 void kvp_gpu_imports_destroy(struct kvp_gpu_imports *imports);
 
+/* A legacy IPC handle and what is wanted of its allocation. */
+struct kvp_gpu_ipc {
+	const void *handle; /* [KVP_GPU_IPC_BYTES] */
+	uint64_t owner;     /* the client's session: handles of two processes may look alike */
+	uint64_t offset, bytes;
+};
+
 /*
- * A legacy IPC handle of `owner` (a client's session: handles of two processes may look alike). The
- * allocation must hold [offset, offset + bytes); *addr is the address of its byte `offset`. Errors
- * with a text in `err`: -EINVAL not a handle of this GPU, freed, or of this very process; -ERANGE
- * the allocation is smaller.
+ * Opens a handle. The allocation must hold [offset, offset + bytes); *addr is the address of its
+ * byte `offset`. Errors with a text in `err`: -EINVAL not a handle of this GPU, freed, or of this
+ * very process; -ERANGE the allocation is smaller.
  */
-int kvp_gpu_import_ipc(struct kvp_gpu_imports *imports, uint64_t owner, const void *handle,
-		       uint64_t offset, uint64_t bytes, struct kvp_gpu_import **out, uint64_t *addr,
-		       char *err, size_t err_bytes);
+int kvp_gpu_import_ipc(struct kvp_gpu_imports *imports, const struct kvp_gpu_ipc *ipc,
+		       struct kvp_gpu_import **out, uint64_t *addr, char *err, size_t err_bytes);
 
 /* Physical chunks exported as POSIX fds, mapped one behind the other. The fds stay the caller's. */
 struct kvp_gpu_chunks {

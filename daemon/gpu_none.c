@@ -106,15 +106,11 @@ void kvp_gpu_imports_destroy(struct kvp_gpu_imports *imports)
 	(void)imports;
 }
 
-int kvp_gpu_import_ipc(struct kvp_gpu_imports *imports, uint64_t owner, const void *handle,
-		       uint64_t offset, uint64_t bytes, struct kvp_gpu_import **out, uint64_t *addr,
-		       char *err, size_t err_bytes)
+int kvp_gpu_import_ipc(struct kvp_gpu_imports *imports, const struct kvp_gpu_ipc *ipc,
+		       struct kvp_gpu_import **out, uint64_t *addr, char *err, size_t err_bytes)
 {
 	(void)imports;
-	(void)owner;
-	(void)handle;
-	(void)offset;
-	(void)bytes;
+	(void)ipc;
 	(void)out;
 	(void)addr;
 	(void)snprintf(err, err_bytes, "built without CUDA");

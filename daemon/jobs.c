@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/jobs.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -56,6 +57,7 @@ static void entry_magic(struct kvp_move_entry *entry, uint32_t units)
 {
 	uint32_t log = 0;
 
+	assert(units > 0);
 	while ((UINT64_C(1) << log) < units)
 		log++;
 	if (units == UINT64_C(1) << log) {
@@ -85,6 +87,7 @@ static int jobs_entry(struct kvp_jobs *jobs, const struct place *src, const stru
 {
 	struct kvp_move_entry *entry = &jobs->entries[jobs->n_entries];
 
+	assert(entry);
 	if (jobs->n_entries == jobs->max_entries || src->row_stride > UINT32_MAX ||
 	    dst->row_stride > UINT32_MAX)
 		return -ENOSPC;

@@ -101,6 +101,12 @@ static int import_one(struct kvp_lane *lane, struct kvp_lane_pool *pool, uint32_
 		.bytes = order->chunk_bytes + memory->first_chunk,
 		.n = memory->n_chunks,
 	};
+	const struct kvp_gpu_ipc ipc = {
+		.handle = memory->handle,
+		.owner = order->owner,
+		.offset = memory->offset,
+		.bytes = memory->bytes,
+	};
 	uint64_t addr = 0;
 	int r;
 
@@ -108,8 +114,7 @@ static int import_one(struct kvp_lane *lane, struct kvp_lane_pool *pool, uint32_
 		r = kvp_gpu_import_vmm(lane->mover.imports, &chunks, &pool->imports[i], &addr, err,
 				       err_bytes);
 	else
-		r = kvp_gpu_import_ipc(lane->mover.imports, order->owner, memory->handle,
-				       memory->offset, memory->bytes, &pool->imports[i], &addr, err,
+		r = kvp_gpu_import_ipc(lane->mover.imports, &ipc, &pool->imports[i], &addr, err,
 				       err_bytes);
 	if (r == 0)
 		order->fd_maps[i] =

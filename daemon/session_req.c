@@ -149,6 +149,12 @@ static Kvp__Status check_pool_limit(struct request *req)
 		      session->owner.uid, n, session->policy.max_pools);
 }
 
+static void pool_unlist(struct kvp_session *session, struct kvp_pool *pool)
+{
+	LL_DELETE2(session->pools, pool, session_next);
+	session->n_pools--;
+}
+
 static void on_pool_registered(struct kvp_pool *pool, Kvp__Status status, const char *why,
 			       void *arg)
 {
@@ -156,8 +162,7 @@ static void on_pool_registered(struct kvp_pool *pool, Kvp__Status status, const 
 	struct kvp_session *session = pending->session;
 
 	if (status != OK) {
-		LL_DELETE2(session->pools, pool, session_next);
-		session->n_pools--;
+		pool_unlist(session, pool);
 		kvp_pool_free(&session->core->pools, pool);
 	}
 	kvp_session_answer_with(pending, status, why);

@@ -112,8 +112,9 @@ static int check_memories(struct kvp_check *c, Kvp__Memory *const *memories, siz
 		const Kvp__Memory *m = memories[c->idx], *first = memories[0];
 
 		r = check_memory(c, m);
-		if (r == 0 && (m->gpu.len != first->gpu.len ||
-			       (m->gpu.len && memcmp(m->gpu.data, first->gpu.data, m->gpu.len))))
+		if (r == 0 &&
+		    (m->gpu.len != first->gpu.len ||
+		     (m->gpu.len && memcmp(m->gpu.data, first->gpu.data, m->gpu.len) != 0)))
 			r = kvp_check_fail(c, KVP_STATUS_INVALID,
 					   "gpu differs from that of memories[0]: a pool lies on "
 					   "one GPU or in host memory");

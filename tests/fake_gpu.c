@@ -212,22 +212,20 @@ void kvp_gpu_imports_destroy(struct kvp_gpu_imports *imports)
 	(void)imports;
 }
 
-int kvp_gpu_import_ipc(struct kvp_gpu_imports *imports, uint64_t owner, const void *handle,
-		       uint64_t offset, uint64_t bytes, struct kvp_gpu_import **out, uint64_t *addr,
-		       char *err, size_t err_bytes)
+int kvp_gpu_import_ipc(struct kvp_gpu_imports *imports, const struct kvp_gpu_ipc *ipc,
+		       struct kvp_gpu_import **out, uint64_t *addr, char *err, size_t err_bytes)
 {
 	uint64_t held[2]; /* address, bytes */
 
 	(void)imports;
-	(void)owner;
-	memcpy(held, handle, sizeof(held));
-	if (held[0] == 0 || offset > held[1] || bytes > held[1] - offset) {
+	memcpy(held, ipc->handle, sizeof(held));
+	if (held[0] == 0 || ipc->offset > held[1] || ipc->bytes > held[1] - ipc->offset) {
 		(void)snprintf(err, err_bytes, "cuIpcOpenMemHandle: FAKE_ERROR_INVALID_VALUE");
 		return -EINVAL;
 	}
 	*out = calloc(1, sizeof(**out));
 	LT_REQUIRE(*out);
-	*addr = held[0] + offset;
+	*addr = held[0] + ipc->offset;
 	atomic_fetch_add(&fake_gpu_imports, 1);
 	return 0;
 }

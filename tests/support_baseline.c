@@ -179,7 +179,7 @@ static int reap(pid_t pid, int r)
 
 int kvp_base_stream(const struct kvp_base_job *job, double *secs)
 {
-	int fds[2];
+	int fds[2] = { -1, -1 };
 	int r = tcp_pair(fds);
 	pid_t pid;
 
@@ -259,7 +259,7 @@ static int pingpong(int fds[2], uint32_t rounds, double *rtt)
 
 int kvp_base_pingpong_unix(uint32_t rounds, double *rtt)
 {
-	int fds[2];
+	int fds[2] = { -1, -1 };
 
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, fds))
 		return -errno;
@@ -268,7 +268,7 @@ int kvp_base_pingpong_unix(uint32_t rounds, double *rtt)
 
 int kvp_base_pingpong_tcp(uint32_t rounds, double *rtt)
 {
-	int fds[2];
+	int fds[2] = { -1, -1 };
 	int r = tcp_pair(fds);
 
 	return r ? r : pingpong(fds, rounds, rtt);
@@ -442,7 +442,7 @@ static int put_parent(int fd, const struct kvp_base_job *job, double *secs)
 
 int kvp_base_put(const struct kvp_base_job *job, double *secs)
 {
-	int fds[2];
+	int fds[2] = { -1, -1 };
 	int r = tcp_pair(fds);
 	pid_t pid[2];
 	int status;

@@ -221,6 +221,14 @@ static void refuse(int r, int want, const char *what, const char *err)
 	say(r == want, what, text);
 }
 
+static int import_ipc(struct kvp_gpu_imports *imports, const void *handle, uint64_t offset,
+		      uint64_t bytes, struct kvp_gpu_import **out, uint64_t *addr, char err[200])
+{
+	const struct kvp_gpu_ipc ipc = { handle, 1, offset, bytes };
+
+	return kvp_gpu_import_ipc(imports, &ipc, out, addr, err, 200);
+}
+
 static void bad_ipc(struct kvp_gpu_imports *imports, const struct offer *offer)
 {
 	struct kvp_gpu_import *import = NULL;
@@ -228,19 +236,17 @@ static void bad_ipc(struct kvp_gpu_imports *imports, const struct offer *offer)
 	CUdeviceptr mine;
 	uint64_t addr;
 	char err[200] = "";
-	int r = kvp_gpu_import_ipc(imports, 1, &offer->handle, POOL_BYTES - 4096, 8192, &import,
-				   &addr, err, sizeof(err));
+	int r = import_ipc(imports, &offer->handle, POOL_BYTES - 4096, 8192, &import, &addr, err);
 
 	refuse(r, -ERANGE, "offset past the allocation", err);
-	r = kvp_gpu_import_ipc(imports, 1, &offer->freed, 0, 4096, &import, &addr, err,
-			       sizeof(err));
+	r = import_ipc(imports, &offer->freed, 0, 4096, &import, &addr, err);
 	say(r < 0, "handle of freed memory", err);
 	memset(&noise, 0x3c, sizeof(noise));
-	r = kvp_gpu_import_ipc(imports, 1, &noise, 0, 4096, &import, &addr, err, sizeof(err));
+	r = import_ipc(imports, &noise, 0, 4096, &import, &addr, err);
 	say(r < 0, "handle that is none", err);
 	CHECK(cuMemAlloc(&mine, 1 << 20));
 	CHECK(cuIpcGetMemHandle(&own, mine));
-	r = kvp_gpu_import_ipc(imports, 1, &own, 0, 4096, &import, &addr, err, sizeof(err));
+	r = import_ipc(imports, &own, 0, 4096, &import, &addr, err);
 	say(r < 0, "handle of this very process", err);
 	CHECK(cuMemFree(mine));
 }
@@ -275,8 +281,8 @@ static void good_imports(struct kvp_gpu_imports *imports, const struct offer *of
 	uint64_t before;
 
 	for (int i = 0; i < 2; i++)
-		if (kvp_gpu_import_ipc(imports, 1, &offer->handle, (uint64_t)i * 4096, 8192,
-				       &ipc[i], &a[i], err, sizeof(err)) < 0)
+		if (import_ipc(imports, &offer->handle, (uint64_t)i * 4096, 8192, &ipc[i], &a[i],
+			       err) < 0)
 			exit(1);
 	say(a[1] == a[0] + 4096 && kvp_gpu_imports_count(imports, &bytes) == 1 &&
 		    word_at(a[1]) == 0x5aa51234,

@@ -41,6 +41,12 @@ struct shape {
 	uint64_t start;
 };
 
+/* What a shape is run on. */
+struct data {
+	CUdeviceptr src, dst;
+	uint32_t n_pages, n_runs, rows;
+};
+
 struct bench {
 	CUfunction fn;
 	CUstream stream;
@@ -73,6 +79,8 @@ static void set_magic(struct kvp_move_entry *e)
 				    ((1u << e->unit_log) - 1);)
 		e->unit_log--;
 	units = e->width >> e->unit_log;
+	if (units == 0)
+		exit(1);
 	while ((1u << log) < units)
 		log++;
 	if (units == 1u << log) {
@@ -152,29 +160,29 @@ static uint32_t plan_runs(const struct shape *s, const uint32_t *pages, uint32_t
 }
 
 static void fill_args(struct bench *b, const struct shape *s, uint32_t first, uint32_t layers,
-		      CUdeviceptr src, CUdeviceptr dst, uint32_t n_pages, uint32_t n_runs,
-		      uint32_t rows)
+		      const struct data *d)
 {
-	uint64_t entry_bytes = (uint64_t)n_pages * s->page * s->width;
+	uint64_t entry_bytes = (uint64_t)d->n_pages * s->page * s->width;
 
 	b->args.job.n_entries = layers;
 	b->args.job.table = (const struct kvp_move_run *)b->pinned_dev;
-	b->near = n_runs <= KVP_MOVE_RUNS && getenv("NEAR");
+	b->near = d->n_runs <= KVP_MOVE_RUNS && getenv("NEAR");
 	if (b->near)
-		memcpy(b->args.runs, b->pinned, n_runs * sizeof(*b->pinned));
+		memcpy(b->args.runs, b->pinned, d->n_runs * sizeof(*b->pinned));
 	for (uint32_t l = 0; l < layers; l++) {
 		struct kvp_move_entry *e = &b->args.job.entries[l];
 
-		*e = (struct kvp_move_entry){ .src = src + (first + l) * entry_bytes,
-					      .dst = dst + (uint64_t)(first + l) * rows * s->width,
+		*e = (struct kvp_move_entry){ .src = d->src + (first + l) * entry_bytes,
+					      .dst = d->dst +
+						     (uint64_t)(first + l) * d->rows * s->width,
 					      .src_page_stride = (uint64_t)s->page * s->width,
 					      .src_row_stride = s->width,
 					      .dst_row_stride = s->width,
 					      .width = s->width,
-					      .n_runs = n_runs };
+					      .n_runs = d->n_runs };
 		set_magic(e);
 	}
-	b->blocks = n_runs;
+	b->blocks = d->n_runs;
 }
 
 static void launch(struct bench *b)
@@ -186,12 +194,10 @@ static void launch(struct bench *b)
 }
 
 /* All layers, in as many launches as the entry table needs. */
-static void pack_all(struct bench *b, const struct shape *s, CUdeviceptr src, CUdeviceptr dst,
-		     uint32_t n_pages, uint32_t n_runs, uint32_t rows)
+static void pack_all(struct bench *b, const struct shape *s, const struct data *d)
 {
 	for (uint32_t l = 0; l < s->layers; l += KVP_MOVE_ENTRIES) {
-		fill_args(b, s, l, KVP_MIN(s->layers - l, (uint32_t)KVP_MOVE_ENTRIES), src, dst,
-			  n_pages, n_runs, rows);
+		fill_args(b, s, l, KVP_MIN(s->layers - l, (uint32_t)KVP_MOVE_ENTRIES), d);
 		launch(b);
 	}
 }
@@ -229,14 +235,13 @@ static double now_us(void)
 
 /* Median time of the work in us: copy (how 0) or pack (how 1), on rotating halves of the buffers.
  */
-static float time_one(struct bench *b, const struct shape *s, int how, CUdeviceptr src,
-		      CUdeviceptr dst, uint32_t n_pages, uint32_t n_runs, uint32_t rows)
+static float time_one(struct bench *b, const struct shape *s, int how, const struct data *d)
 {
 	CUevent from, to;
 	float ms[ROUNDS];
-	uint64_t bytes = (uint64_t)rows * s->width * s->layers;
+	uint64_t bytes = (uint64_t)d->rows * s->width * s->layers;
 	uint64_t dst_bytes = round_up((uint64_t)s->tokens * s->width * s->layers);
-	uint64_t src_bytes = round_up((uint64_t)n_pages * s->page * s->width * s->layers);
+	uint64_t src_bytes = round_up((uint64_t)d->n_pages * s->page * s->width * s->layers);
 	uint64_t sets = sets_of(dst_bytes);
 	double host = 0;
 
@@ -247,13 +252,14 @@ static float time_one(struct bench *b, const struct shape *s, int how, CUdevicep
 		double t0 = now_us();
 
 		for (int k = 0; k < 8; k++) {
+			struct data at = *d;
+
+			at.src += k % sets * src_bytes;
+			at.dst += k % sets * dst_bytes;
 			if (how)
-				pack_all(b, s, src + k % sets * src_bytes,
-					 dst + k % sets * dst_bytes, n_pages, n_runs, rows);
+				pack_all(b, s, &at);
 			else
-				CHECK(cuMemcpyDtoDAsync(dst + k % sets * dst_bytes,
-							src + k % sets * src_bytes, bytes,
-							b->stream));
+				CHECK(cuMemcpyDtoDAsync(at.dst, at.src, bytes, b->stream));
 		}
 		host = now_us() - t0;
 		CHECK(cuEventRecord(to, b->stream));
@@ -301,6 +307,7 @@ static void one_shape(struct bench *b, const char *label, const struct shape *s,
 	uint32_t n_runs = plan_runs(s, pages, n_pages, b->pinned, &rows);
 	uint8_t *host_src = malloc(src_bytes), *host_dst = malloc(dst_bytes);
 	CUdeviceptr src, dst;
+	struct data d;
 	float copy = 0, pack = 0;
 	uint64_t wrong;
 
@@ -314,13 +321,14 @@ static void one_shape(struct bench *b, const char *label, const struct shape *s,
 	CHECK(cuMemcpyHtoD(src, host_src, src_bytes));
 	CHECK(cuMemsetD8(dst, 0xee, dst_bytes));
 	CHECK(cuCtxSynchronize());
-	pack_all(b, s, src, dst, n_pages, n_runs, rows);
+	d = (struct data){ src, dst, n_pages, n_runs, rows };
+	pack_all(b, s, &d);
 	CHECK(cuStreamSynchronize(b->stream));
 	CHECK(cuMemcpyDtoH(host_dst, dst, dst_bytes));
 	wrong = check_bytes(s, pages, host_src, host_dst, n_pages, rows);
 	if (timing) {
-		copy = time_one(b, s, 0, src, dst, n_pages, n_runs, rows);
-		pack = time_one(b, s, 1, src, dst, n_pages, n_runs, rows);
+		copy = time_one(b, s, 0, &d);
+		pack = time_one(b, s, 1, &d);
 	}
 	printf("%-8s L %2u w %4u T %6u P %2u N %u I %2u start %llu runs %5u: %s", label, s->layers,
 	       s->width, s->tokens, s->page, s->ranks, s->interleave, (unsigned long long)s->start,
@@ -383,7 +391,7 @@ int main(int argc, char **argv)
 	CHECK(cuModuleGetFunction(&b.fn, mod, "kvp_move"));
 	CHECK(cuModuleGetFunction(&b.near_fn, mod, "kvp_move_near"));
 	CHECK(cuStreamCreate(&b.stream, CU_STREAM_NON_BLOCKING));
-	b.threads = (uint32_t)atoi(argv[3]);
+	b.threads = (uint32_t)strtoul(argv[3], NULL, 10);
 	CHECK(cuMemHostAlloc((void **)&b.pinned, LOTS * sizeof(*b.pinned),
 			     CU_MEMHOSTALLOC_DEVICEMAP));
 	CHECK(cuMemHostGetDevicePointer(&b.pinned_dev, b.pinned, 0));
