@@ -115,6 +115,8 @@ static int jobs_run(struct kvp_jobs *jobs, const struct kvp_run *run, uint32_t w
 	if (run->src_step > UINT16_MAX || run->dst_step > UINT16_MAX)
 		most = 1;
 	for (uint32_t at = 0; at < run->n; at += most) {
+		uint32_t n = KVP_MIN(run->n - at, most);
+
 		if (jobs->n_runs == jobs->max_runs)
 			return -ENOSPC;
 		jobs->runs[jobs->n_runs++] = (struct kvp_move_run){
@@ -124,7 +126,7 @@ static int jobs_run(struct kvp_jobs *jobs, const struct kvp_run *run, uint32_t w
 			.dst_slot = run->dst_slot + at * run->dst_step,
 			.src_step = (uint16_t)(most == 1 ? 0 : run->src_step),
 			.dst_step = (uint16_t)(most == 1 ? 0 : run->dst_step),
-			.n = KVP_MIN(run->n - at, most),
+			.n = n,
 		};
 	}
 	return 0;

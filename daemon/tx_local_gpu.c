@@ -40,10 +40,11 @@ static int rows_place(struct kvp_lane *lane, struct kvp_local_move *move)
 	const struct kvp_order_chunk *chunk = move->chunk->order;
 	const struct kvp_rx_leg *to = move->piece.leg;
 	struct kvp_side sides[KVP_LANE_GROUPS];
+	const uint32_t n_entries = KVP_MIN(tx->pool->order->n_entries, KVP_LANE_MASK_WORDS * 64);
 	const struct kvp_move_source source = {
 		.src = { tx->pool->order->fd_maps, sides },
 		.mask = chunk->entry_set,
-		.n_entries = KVP_MIN(tx->pool->order->n_entries, KVP_LANE_MASK_WORDS * 64),
+		.n_entries = n_entries,
 		.start = move->piece.start,
 		.tokens = move->piece.tokens,
 	};

@@ -236,7 +236,9 @@ int kvp_gpu_import_vmm(struct kvp_gpu_imports *imports, const struct kvp_gpu_chu
 	struct kvp_gpu_import *import = calloc(1, sizeof(*import));
 
 	(void)imports;
-	LT_REQUIRE(import && chunks->n == 1);
+	LT_REQUIRE(chunks->n == 1);
+	if (!import)
+		abort();
 	import->bytes = chunks->bytes[0];
 	import->map =
 		mmap(NULL, import->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, chunks->fds[0], 0);

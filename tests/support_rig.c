@@ -90,7 +90,7 @@ static void transport_configure(const struct rig_daemon *daemon, FILE *file)
 	const char *net = getenv("KVP_TEST_NET");
 
 	if (net)
-		fprintf(file, "[data]\ntransport = %s\n[verbs]\ndevice = rxe%u\n", net,
+		fprintf(file, "[data]\ntransport = %s\n[verbs]\ndevice = rxe%d\n", net,
 			daemon->name[0] == 'p' ? 1 : 2);
 }
 

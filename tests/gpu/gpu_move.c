@@ -147,13 +147,14 @@ static uint32_t plan_runs(const struct shape *s, const uint32_t *pages, uint32_t
 				best = r;
 		if (best == MAX_RANKS)
 			return n;
-		runs[n++] = (struct kvp_move_run){ .src_page = run[best].src_page,
-						   .src_slot = run[best].src_slot,
-						   .src_step = (uint16_t)run[best].src_step,
-						   .dst_page = 0,
-						   .dst_slot = next[best],
-						   .dst_step = 1,
-						   .n = run[best].n };
+		runs[n] = (struct kvp_move_run){ .src_page = run[best].src_page,
+						 .src_slot = run[best].src_slot,
+						 .src_step = (uint16_t)run[best].src_step,
+						 .dst_page = 0,
+						 .dst_slot = next[best],
+						 .dst_step = 1,
+						 .n = run[best].n };
+		n++;
 		next[best] += run[best].n;
 		live[best] = kvp_rows_next(&it[best], &run[best]);
 	}
