@@ -308,7 +308,7 @@ static void good_imports(struct kvp_gpu_imports *imports, const struct offer *of
 static void check_imports(pid_t pid, int fd)
 {
 	struct kvp_gpu_imports *imports;
-	struct offer offer;
+	struct offer offer = { 0 };
 	int fds[CHUNKS];
 	size_t n_fds = 0;
 	ssize_t n;
