@@ -53,7 +53,7 @@ struct kvp_peer {
 	uint64_t since_ns, last_heard_ns, last_tick_ns, retry_at_ns, idle_since_ns;
 	uint32_t failures; /* dials in a row without a session */
 	uint8_t incarnation[KVP_INCARNATION_BYTES];
-	uint64_t heartbeats; /* sent on this session */
+	uint64_t heartbeats; /* sent since it is up */
 	uint64_t bytes_sent, bytes_recv, messages_sent, messages_recv, reconnects;
 	struct kvp_peer_conn *conn; /* owned; NULL: none */
 	struct kvp_peer *twin;      /* self: the other end */

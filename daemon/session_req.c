@@ -117,7 +117,7 @@ static Kvp__Status find_pool(struct request *req, uint32_t id, struct kvp_pool *
 	*pool = kvp_session_pool(req->session, id);
 	if (*pool)
 		return OK;
-	return refuse(req, KVP__STATUS__STATUS_NOT_FOUND, "pool is %u: this session has none such",
+	return refuse(req, KVP__STATUS__STATUS_NOT_FOUND, "pool is %u: this client has none such",
 		      id);
 }
 
@@ -345,7 +345,7 @@ static Kvp__Status on_fence_unregister(struct request *req)
 
 	if (!fence)
 		return refuse(req, KVP__STATUS__STATUS_NOT_FOUND,
-			      "fence is %u: this session has none such",
+			      "fence is %u: this client has none such",
 			      req->msg->fence_unregister->fence);
 	pending = kvp_session_postpone(session, req->msg->id);
 	if (!pending)
@@ -448,7 +448,7 @@ static Kvp__Status submit(struct request *req)
 
 		if (!fence)
 			return refuse(req, KVP__STATUS__STATUS_NOT_FOUND,
-				      "submit.fence is %u: this session has none such", msg->fence);
+				      "submit.fence is %u: this client has none such", msg->fence);
 		if (msg->fence_word >= fence->n_words)
 			return refuse(req, KVP__STATUS__STATUS_INVALID,
 				      "submit.fence_word is %u, fence %u has words 0 to %u",

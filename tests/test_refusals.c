@@ -183,7 +183,7 @@ Test(refusals, expectations_beside_others)
 	static const char *const held[] = { "page", "held by room 0x21 destination 0", NULL };
 	static const char *const second[] = { "room 0x21", "live destination 0", NULL };
 	static const char *const opened[] = { "room 0x21", "live sender 0", NULL };
-	static const char *const pool[] = { "pool is", "this session has none", NULL };
+	static const char *const pool[] = { "pool is", "this client has none", NULL };
 	struct served served;
 	struct fault_room room, again;
 	struct kvp_client *stranger;
