@@ -24,7 +24,7 @@
 #define MIB (1024 * KIB)
 
 #define SPIN_AUTO UINT64_MAX /* only until the file is read */
-#define SPIN_MANY_CORES (50 * US)
+#define SPIN_AUTO_NS (50 * US)
 #define SPIN_MIN_CORES 4
 
 static const struct kvp_config_choice trust_choices[] = {
@@ -118,13 +118,13 @@ static const struct kvp_config_key keys[] = {
 	    "how often an idle connection is tried"),
 
 	DUR(lane, spin, SPIN, 0, 10 * MS, "auto",
-	    "busy wait before sleeping; auto: 50us, 0 below 4 cores"),
+	    "busy wait before sleeping; auto: 50us; gives way below 4 cores"),
 	DUR(lane, stuck_after, DURATION, 100 * MS, HOUR, "5s",
 	    "a lane with work and no turn for so long is stuck"),
 	NUM(lane, pack, BOOL, 0, 1, "on", "off: each row is a message of its own; for comparisons"),
 
-	NUM(host, slots, COUNT, 2, 4096, "64", "slots of the pack ring, and of the landing ring"),
-	NUM(host, slot_bytes, BYTES, 64 * KIB, 64 * MIB, "1M", "bytes of one slot"),
+	NUM(host, slots, COUNT, 2, 4096, "128", "slots of the pack ring, and of the landing ring"),
+	NUM(host, slot_bytes, BYTES, 64 * KIB, 64 * MIB, "512k", "bytes of one slot"),
 
 	KEY(gpu, devices, STR, devices, 1, KVP_CONFIG_LIST_MAX - 1, "none", NULL,
 	    "GPUs whose pools are served: none, all, or UUIDs (GPU-...) separated by commas"),
@@ -571,20 +571,19 @@ static char *read_line(char *buf, int bytes, void *arg)
 
 /* ---- defaults */
 
-static uint64_t spin_auto(void)
+static bool few_cores(void)
 {
 	cpu_set_t cpus;
 
-	/* With few cores a spinning lane takes the core that its peer needs. */
-	if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0 && CPU_COUNT(&cpus) < SPIN_MIN_CORES)
-		return 0;
-	return SPIN_MANY_CORES;
+	return sched_getaffinity(0, sizeof(cpus), &cpus) == 0 && CPU_COUNT(&cpus) < SPIN_MIN_CORES;
 }
 
 static void resolve(struct kvp_config *config)
 {
 	if (config->lane.spin_ns == SPIN_AUTO)
-		config->lane.spin_ns = spin_auto();
+		config->lane.spin_ns = SPIN_AUTO_NS;
+	/* A lane that only spins takes the core that its peer needs. */
+	config->lane.spin_yields = few_cores();
 
 	if (!config->node.name[0]) {
 		if (gethostname(config->node.name, sizeof(config->node.name)) < 0)

@@ -94,6 +94,7 @@ struct kvp_config {
 	} verbs;
 	struct {
 		uint64_t spin_ns; /* `auto` is resolved when loaded */
+		bool spin_yields; /* few cores: no key, found when loaded */
 		uint64_t stuck_after_ns;
 		bool pack;
 	} lane;

@@ -462,6 +462,7 @@ static int start_lane(struct kvp_daemon *daemon, char *err, size_t err_bytes)
 		.slots = config->host.slots,
 		.slot_bytes = config->host.slot_bytes,
 		.spin_ns = config->lane.spin_ns,
+		.spin_yields = config->lane.spin_yields,
 		.pack = config->lane.pack,
 		.wants_per_session = config->limits.max_wants,
 		.interface = config->ucx.interface,

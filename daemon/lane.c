@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,9 @@
 
 #include "daemon/lane_impl.h"
 #include "proto/util.h"
+
+/* A yield that took longer let another run. */
+#define YIELD_ALONE_NS 5000u
 
 uint64_t kvp_lane_now(void)
 {
@@ -209,6 +213,19 @@ static void nap(struct kvp_lane *lane)
 		kvp_wakefd_clear(lane->wake_fd);
 }
 
+/* With few cores another may want this one, and often it is the peer whose bytes we wait for. If
+ * one ran while we gave way, we sleep: who wakes us finds us a core that is free. */
+static bool may_spin(const struct kvp_lane *lane)
+{
+	uint64_t begin_ns;
+
+	if (!lane->config.spin_yields)
+		return true;
+	begin_ns = kvp_lane_now();
+	(void)sched_yield();
+	return kvp_lane_now() - begin_ns < YIELD_ALONE_NS;
+}
+
 static void run(struct kvp_lane *lane)
 {
 	uint64_t progress_ns = kvp_lane_now();
@@ -218,7 +235,7 @@ static void run(struct kvp_lane *lane)
 			progress_ns = lane->now_ns;
 			continue;
 		}
-		if (lane->now_ns - progress_ns < lane->config.spin_ns) {
+		if (lane->now_ns - progress_ns < lane->config.spin_ns && may_spin(lane)) {
 			lane->counts.spins++;
 			continue;
 		}

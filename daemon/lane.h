@@ -212,6 +212,7 @@ struct kvp_lane_config {
 	uint32_t slots;   /* of each ring */
 	uint64_t slot_bytes;
 	uint64_t spin_ns;
+	bool spin_yields;              /* gives way between two looks: few cores */
 	bool pack;                     /* false: one message per row, counted and shown */
 	uint32_t wants_per_session;    /* queued at this receiver */
 	const struct kvp_net_ops *net; /* NULL: local mode only, no transport is opened */

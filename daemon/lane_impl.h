@@ -38,7 +38,7 @@
 #define KVP_LANE_TURN_WANTS 64u
 /* Packed bytes that an endpoint may have in the transport's hands before more is packed for it:
  * what is packed early has left the cache when it is sent. */
-#define KVP_LANE_PACKED_BYTES (4u << 20)
+#define KVP_LANE_PACKED_BYTES (2u << 20)
 #define KVP_LANE_TURN_LOCAL_BYTES (8u << 20)
 /* Fences are looked at again after this, twice as long each time. */
 #define KVP_LANE_FENCE_MIN_NS UINT64_C(20000)

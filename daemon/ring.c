@@ -63,6 +63,8 @@ int kvp_ring_init(struct kvp_ring *ring, uint32_t n, uint64_t slot_bytes, uint32
 	if (base == MAP_FAILED)
 		return -ENOMEM;
 
+	/* Every byte is copied twice through here: a refusal of larger pages costs only time. */
+	(void)madvise(base, bytes, MADV_HUGEPAGE);
 	r = kvp_ring_init_at(ring, n, slot_bytes, gap, base);
 	if (r < 0) {
 		(void)munmap(base, bytes); /* it was ours to map */

@@ -6,7 +6,7 @@
  * trips it cannot avoid; a chunk with many open rooms against one with few; fairness of senders;
  * idle wake-ups.
  *
- * usage: bench_transfer [packed] [local] [latency] [rooms] [fair] [idle]      (none: all)
+ * usage: bench_transfer [landing] [packed] [local] [latency] [rooms] [fair] [idle]      (none: all)
  */
 
 #include <cjson/cJSON.h>
@@ -26,6 +26,7 @@
 #define DESTS 4u
 #define CHUNK 8192u
 #define REPS 5u
+#define PAIRS 25u
 #define SECS 120
 #define FAIR_SENDERS 8u
 #define FAIR_CHUNKS 48u
@@ -39,8 +40,8 @@ enum { STAGE_READY, STAGE_GO, STAGE_DONE, STAGE_FIRST, STAGE_COUNT = 16 };
 
 /* Results that the ranks, processes of their own, leave for the parent. */
 static struct results {
-	double secs[REPS];
-	double small[SMALL_CHUNKS];
+	double secs[PAIRS], stream[PAIRS];
+	double small[2][SMALL_CHUNKS];
 	uint64_t raw_rows, pieces;
 } * results;
 
@@ -51,11 +52,27 @@ struct job {
 	uint32_t n_dests, sender, n_senders;
 	uint32_t layers, row, reps;
 	uint32_t idle_rooms;
+	bool paired; /* with a plain stream before each prompt */
+};
+
+/* Pairs of daemons that know nothing of each other, measured in turns. */
+struct worlds {
+	struct job send[2];
+	uint32_t n;
 };
 
 static double gigabytes(const struct job *job)
 {
 	return (double)job->tokens * job->layers * job->row / 1e9;
+}
+
+static struct kvp_base_job baseline(uint32_t tokens, uint32_t reps)
+{
+	return (struct kvp_base_job){ .pool_bytes = (uint64_t)tokens * LAYERS * ROW,
+				      .rows = (uint64_t)tokens * LAYERS,
+				      .row_bytes = ROW,
+				      .n_dests = DESTS,
+				      .repetitions = reps };
 }
 
 /* ---- ends ------------------------------------------------------------------------------------ */
@@ -147,8 +164,12 @@ static void prefill(void *arg)
 	struct kvp_client *client = rig_client(job->own, "prefill");
 	uint32_t n_pages = (uint32_t)KVP_DIV_UP(job->tokens, PAGE) + 1;
 	KVP_CLEANUP(kvp_freep) uint32_t *pages = calloc(n_pages, sizeof(*pages));
+	struct kvp_base_job base = baseline(job->tokens, job->reps);
+	struct kvp_base_stream stream;
 	struct rig_pool pool;
 
+	if (job->paired)
+		RIG_REQUIRE(!kvp_base_stream_open(&stream, &base));
 	pool_of(&pool, job, n_pages, 1);
 	pool_register(&pool, client);
 	rig_pages(pages, n_pages - 1, 1, n_pages, 7);
@@ -158,6 +179,8 @@ static void prefill(void *arg)
 		double start;
 
 		RIG_REQUIRE(!rig_await(client, id, KVP_WAIT_READY, SECS).failed);
+		if (job->paired)
+			RIG_REQUIRE(!kvp_base_stream_run(&stream, &results->stream[rep]));
 		start = kvp_base_now();
 		for (uint32_t at = 0; at < job->tokens; at += CHUNK, chunks++)
 			submit(client, id, pages, at, KVP_MIN(CHUNK, job->tokens - at),
@@ -168,6 +191,8 @@ static void prefill(void *arg)
 		kvp_room_forget(client, id);
 		rig_stage_set(job->rig, STAGE_DONE, rep + 1);
 	}
+	if (job->paired)
+		RIG_REQUIRE(!kvp_base_stream_close(&stream, 0));
 	kvp_client_close(client);
 }
 
@@ -199,7 +224,9 @@ static void decode(void *arg)
 }
 
 /* Runs the prompts between two daemons, or on one; the median time of a prompt. */
-static double run_prompts(uint32_t tokens, const char *config, bool local)
+enum where { LANDING, LANDING_PAIRED, LOCAL };
+
+static double run_prompts(uint32_t tokens, const char *config, enum where where)
 {
 	struct rig rig;
 	struct job send = { .rig = &rig,
@@ -207,56 +234,70 @@ static double run_prompts(uint32_t tokens, const char *config, bool local)
 			    .n_dests = DESTS,
 			    .layers = LAYERS,
 			    .row = ROW,
-			    .reps = REPS };
+			    .reps = where == LANDING_PAIRED ? PAIRS : REPS,
+			    .paired = where == LANDING_PAIRED };
 	struct job receive = send;
 
 	rig_begin(&rig);
 	send.own = rig_daemon_start(&rig, "prefill", config);
-	receive.own = local ? send.own : rig_daemon_start(&rig, "decode", config);
+	receive.own = where == LOCAL ? send.own : rig_daemon_start(&rig, "decode", config);
 	receive.other = send.own;
 	rig_rank_start(&rig, "decode", decode, &receive);
 	rig_rank_start(&rig, "prefill", prefill, &send);
 	rig_ranks_join(&rig, SECS);
 	rig_end(&rig);
 	rig_remove(&rig);
-	return kvp_base_median(results->secs, REPS);
+	return kvp_base_median(results->secs, send.reps);
 }
 
-static struct kvp_base_job baseline(uint32_t tokens)
+/* Of a plain stream to a prompt, each prompt with the stream before it: what the machine does
+ * besides falls on both. Leaves the prompt's and the stream's medians too. */
+static double run_pairs(uint32_t tokens, double *packed, double *stream)
 {
-	return (struct kvp_base_job){ .pool_bytes = (uint64_t)tokens * LAYERS * ROW,
-				      .rows = (uint64_t)tokens * LAYERS,
-				      .row_bytes = ROW,
-				      .n_dests = DESTS,
-				      .repetitions = REPS };
+	double ratios[PAIRS];
+
+	(void)run_prompts(tokens, NULL, LANDING_PAIRED);
+	for (uint32_t i = 0; i < PAIRS; i++)
+		ratios[i] = results->stream[i] / results->secs[i];
+	*packed = kvp_base_median(results->secs, PAIRS);
+	*stream = kvp_base_median(results->stream, PAIRS);
+	return kvp_base_median(ratios, PAIRS);
 }
 
 /* ---- sections -------------------------------------------------------------------------------- */
 
+static const uint32_t prompts[] = { 4096, 32768, 131072 };
+
+static void bench_landing(void)
+{
+	puts("landing over tcp, 7 entries of 576 bytes, pages of 64, one sender, DCP 4, chunks of "
+	     "8192, each prompt after a plain stream of as many bytes");
+	puts("tokens  bytes MB  landing ms   GB/s  stream ms  stream/landing");
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(prompts); i++) {
+		struct job job = { .tokens = prompts[i], .layers = LAYERS, .row = ROW };
+		double landing, stream, ratio = run_pairs(prompts[i], &landing, &stream);
+
+		printf("%6u  %8.1f  %10.2f  %5.2f  %9.2f  %14.2f\n", prompts[i],
+		       gigabytes(&job) * 1e3, landing * 1e3, gigabytes(&job) / landing,
+		       stream * 1e3, ratio);
+		fflush(stdout);
+	}
+}
+
 static void bench_packed(void)
 {
-	static const uint32_t tokens[] = { 4096, 32768, 131072 };
+	puts("the same prompts packed, with packing off, and as naive puts");
+	puts("tokens  packed ms  raw ms  put ms  raw/packed  put/packed");
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(prompts); i++) {
+		struct kvp_base_job base = baseline(prompts[i], REPS);
+		double puts_s[REPS], packed, raw, put;
 
-	puts("landing over tcp, 7 entries of 576 bytes, pages of 64, one sender, DCP 4, chunks of "
-	     "8192");
-	puts("tokens  bytes MB  packed ms   GB/s  raw ms  put ms  stream ms  raw/packed  "
-	     "put/packed  "
-	     "stream/packed");
-	for (size_t i = 0; i < KVP_ARRAY_SIZE(tokens); i++) {
-		struct kvp_base_job base = baseline(tokens[i]);
-		struct job job = { .tokens = tokens[i], .layers = LAYERS, .row = ROW };
-		double put[REPS], stream[REPS], packed, raw, stream_s, put_s;
-
-		RIG_REQUIRE(!kvp_base_stream(&base, stream));
-		packed = run_prompts(tokens[i], NULL, false);
-		RIG_REQUIRE(!kvp_base_put(&base, put));
-		raw = run_prompts(tokens[i], "[lane]\npack = off\n", false);
-		stream_s = kvp_base_median(stream, REPS);
-		put_s = kvp_base_median(put, REPS);
-		printf("%6u  %8.1f  %9.2f  %5.2f  %6.1f  %6.1f  %9.2f  %10.2f  %10.2f  %13.2f\n",
-		       tokens[i], gigabytes(&job) * 1e3, packed * 1e3, gigabytes(&job) / packed,
-		       raw * 1e3, put_s * 1e3, stream_s * 1e3, raw / packed, put_s / packed,
-		       stream_s / packed);
+		packed = run_prompts(prompts[i], NULL, LANDING);
+		RIG_REQUIRE(!kvp_base_put(&base, puts_s));
+		raw = run_prompts(prompts[i], "[lane]\npack = off\n", LANDING);
+		put = kvp_base_median(puts_s, REPS);
+		printf("%6u  %9.2f  %6.1f  %6.1f  %10.2f  %10.2f\n", prompts[i], packed * 1e3,
+		       raw * 1e3, put * 1e3, raw / packed, put / packed);
 		fflush(stdout);
 	}
 }
@@ -268,11 +309,11 @@ static void bench_local(void)
 	puts("local mode, the same prompt, both ends on one daemon");
 	puts("tokens  local ms   GB/s  memcpy ms  memcpy/local");
 	for (size_t i = 0; i < KVP_ARRAY_SIZE(tokens); i++) {
-		struct kvp_base_job base = baseline(tokens[i]);
+		struct kvp_base_job base = baseline(tokens[i], REPS);
 		struct job job = { .tokens = tokens[i], .layers = LAYERS, .row = ROW };
 		double copies[REPS], copy_s, local;
 
-		local = run_prompts(tokens[i], NULL, true);
+		local = run_prompts(tokens[i], NULL, LOCAL);
 		RIG_REQUIRE(!kvp_base_memcpy(&base, copies));
 		copy_s = kvp_base_median(copies, REPS);
 		printf("%6u  %8.2f  %5.2f  %9.2f  %12.2f\n", tokens[i], local * 1e3,
@@ -280,31 +321,58 @@ static void bench_local(void)
 	}
 }
 
-/* Small chunks one after the other; each time from submit to delivered. */
+/* One end of a room of small chunks. */
+struct small {
+	struct job *job;
+	struct kvp_client *client;
+	uint32_t *pages;
+	kvp_room_id id;
+};
+
+static void small_begin(struct small *end, struct job *job)
+{
+	struct rig_pool pool;
+
+	*end = (struct small){ .job = job, .client = rig_client(job->own, "prefill") };
+	end->pages = calloc(SMALL_CHUNKS, sizeof(*end->pages));
+	pool_of(&pool, job, SMALL_CHUNKS + 1, 1);
+	pool_register(&pool, end->client);
+	rig_pages(end->pages, SMALL_CHUNKS, 1, SMALL_CHUNKS + 1, 7);
+	end->id = open_room(end->client, job, pool.id, 1);
+	RIG_REQUIRE(!rig_await(end->client, end->id, KVP_WAIT_READY, SECS).failed);
+}
+
+/* The time from submit to delivered. */
+static double small_chunk(struct small *end, uint32_t i)
+{
+	double start = kvp_base_now();
+
+	submit(end->client, end->id, end->pages, (uint64_t)i * PAGE, PAGE, i + 1 == SMALL_CHUNKS);
+	RIG_REQUIRE(!kvp_room_wait_delivered(end->client, end->id, i + 1, SECS * 1000));
+	return kvp_base_now() - start;
+}
+
+static void small_end(struct small *end)
+{
+	RIG_REQUIRE(rig_await(end->client, end->id, KVP_WAIT_RELEASED, SECS).complete);
+	rig_stage_set(end->job->rig, STAGE_DONE, 1);
+	kvp_client_close(end->client);
+	free(end->pages);
+}
+
+/* Small chunks one after the other, in turns between the worlds. */
 static void prefill_small(void *arg)
 {
-	struct job *job = arg;
-	struct kvp_client *client = rig_client(job->own, "prefill");
-	uint32_t n_pages = SMALL_CHUNKS;
-	KVP_CLEANUP(kvp_freep) uint32_t *pages = calloc(n_pages, sizeof(*pages));
-	struct rig_pool pool;
-	kvp_room_id id;
+	struct worlds *worlds = arg;
+	struct small ends[2];
 
-	pool_of(&pool, job, n_pages + 1, 1);
-	pool_register(&pool, client);
-	rig_pages(pages, n_pages, 1, n_pages + 1, 7);
-	id = open_room(client, job, pool.id, 1);
-	RIG_REQUIRE(!rig_await(client, id, KVP_WAIT_READY, SECS).failed);
-	for (uint32_t i = 0; i < SMALL_CHUNKS; i++) {
-		double start = kvp_base_now();
-
-		submit(client, id, pages, (uint64_t)i * PAGE, PAGE, i + 1 == SMALL_CHUNKS);
-		RIG_REQUIRE(!kvp_room_wait_delivered(client, id, i + 1, SECS * 1000));
-		results->small[i] = kvp_base_now() - start;
-	}
-	RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, SECS).complete);
-	rig_stage_set(job->rig, STAGE_DONE, 1);
-	kvp_client_close(client);
+	for (uint32_t w = 0; w < worlds->n; w++)
+		small_begin(&ends[w], &worlds->send[w]);
+	for (uint32_t i = 0; i < SMALL_CHUNKS; i++)
+		for (uint32_t w = 0; w < worlds->n; w++)
+			results->small[w][i] = small_chunk(&ends[w], i);
+	for (uint32_t w = 0; w < worlds->n; w++)
+		small_end(&ends[w]);
 }
 
 /* The room of the small chunks, among idle ones that wait for a prefill that never comes. */
@@ -331,29 +399,34 @@ static void decode_small(void *arg)
 	kvp_client_close(client);
 }
 
-/* p50 of a 64-token chunk, submit to delivered, with idle rooms beside it. */
-static double run_small(uint32_t idle_rooms, uint32_t layers, uint32_t row)
+/* 64-token chunks from submit to delivered, with idle rooms beside them; p50 of each world. */
+static void run_small(const uint32_t *idle_rooms, uint32_t n, const struct job *shape, double *p50)
 {
-	struct rig rig;
-	struct job send = { .rig = &rig,
-			    .tokens = SMALL_CHUNKS * PAGE,
-			    .n_dests = 1,
-			    .layers = layers,
-			    .row = row,
-			    .idle_rooms = idle_rooms };
-	struct job receive = send;
+	struct rig rigs[2];
+	struct worlds worlds = { .n = n };
+	struct job receive[2];
 
-	rig_begin(&rig);
-	send.own = rig_daemon_start(&rig, "prefill", NULL);
-	receive.own = rig_daemon_start(&rig, "decode", NULL);
-	receive.other = send.own;
-	rig_rank_start(&rig, "decode", decode_small, &receive);
-	rig_stage_wait(&rig, STAGE_READY, 1, SECS);
-	rig_rank_start(&rig, "prefill", prefill_small, &send);
-	rig_ranks_join(&rig, SECS);
-	rig_end(&rig);
-	rig_remove(&rig);
-	return kvp_base_median(results->small, SMALL_CHUNKS);
+	for (uint32_t w = 0; w < n; w++) {
+		struct job *send = &worlds.send[w];
+
+		*send = *shape;
+		send->rig = &rigs[w];
+		send->idle_rooms = idle_rooms[w];
+		rig_begin(&rigs[w]);
+		send->own = rig_daemon_start(&rigs[w], "prefill", NULL);
+		receive[w] = *send;
+		receive[w].own = rig_daemon_start(&rigs[w], "decode", NULL);
+		receive[w].other = send->own;
+		rig_rank_start(&rigs[w], "decode", decode_small, &receive[w]);
+		rig_stage_wait(&rigs[w], STAGE_READY, 1, SECS);
+	}
+	rig_rank_start(&rigs[0], "prefill", prefill_small, &worlds);
+	for (uint32_t w = 0; w < n; w++) {
+		rig_ranks_join(&rigs[w], SECS);
+		rig_end(&rigs[w]);
+		rig_remove(&rigs[w]);
+		p50[w] = kvp_base_median(results->small[w], SMALL_CHUNKS);
+	}
 }
 
 /* When the destination's daemon had the first byte of a room, in seconds of CLOCK_MONOTONIC. */
@@ -395,7 +468,7 @@ static void prefill_pages(void *arg)
 		const uint32_t pages[] = { i };
 
 		RIG_REQUIRE(!rig_await(client, id, KVP_WAIT_READY, SECS).failed);
-		results->small[i] = kvp_base_now();
+		results->small[0][i] = kvp_base_now();
 		submit(client, id, pages, 0, PAGE, true);
 		RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, SECS).complete);
 		kvp_room_forget(client, id);
@@ -417,7 +490,7 @@ static void decode_pages(void *arg)
 		kvp_room_id id = expect_room(client, job, &pool, 1 + i, 0, pages);
 
 		RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, SECS).complete);
-		results->small[i] = first_byte(client, 1 + i) - results->small[i];
+		results->small[0][i] = first_byte(client, 1 + i) - results->small[0][i];
 		kvp_room_forget(client, id);
 		rig_stage_set(job->rig, STAGE_DONE, i + 1);
 	}
@@ -439,7 +512,17 @@ static double run_pair(const struct job *shape, void (*send_fn)(void *), void (*
 	rig_ranks_join(&rig, SECS);
 	rig_end(&rig);
 	rig_remove(&rig);
-	return kvp_base_median(results->small, FIRST_ROOMS);
+	return kvp_base_median(results->small[0], FIRST_ROOMS);
+}
+
+/* The median over pairs of processes: whether two share a core decides a single pair's time. */
+static double round_trip(int (*pingpong)(uint32_t rounds, double *rtt))
+{
+	double rtts[PAIRS];
+
+	for (uint32_t i = 0; i < PAIRS; i++)
+		RIG_REQUIRE(!pingpong(ROUNDS / PAIRS, &rtts[i]));
+	return kvp_base_median(rtts, PAIRS);
 }
 
 static void bench_latency(void)
@@ -451,14 +534,16 @@ static void bench_latency(void)
 				     .n_dests = 1,
 				     .repetitions = REPS };
 	const struct job shape = { .tokens = PAGE, .n_dests = 1, .layers = LAYERS, .row = ROW };
+	struct job small = shape;
 	double unix_rtt, tcp_rtt, copies[REPS], copy, chunk, first;
 
-	RIG_REQUIRE(!kvp_base_pingpong_unix(ROUNDS, &unix_rtt));
-	RIG_REQUIRE(!kvp_base_pingpong_tcp(ROUNDS, &tcp_rtt));
+	unix_rtt = round_trip(kvp_base_pingpong_unix);
+	tcp_rtt = round_trip(kvp_base_pingpong_tcp);
 	RIG_REQUIRE(!kvp_base_memcpy(&base, copies));
 	copy = kvp_base_median(copies, REPS) / FIRST_ROOMS;
 	first = run_pair(&shape, prefill_pages, decode_pages);
-	chunk = run_small(0, LAYERS, ROW);
+	small.tokens = SMALL_CHUNKS * PAGE;
+	run_small(&(uint32_t){ 0 }, 1, &small, &chunk);
 	puts("one 64-token page of 7 x 576 bytes, p50 us");
 	puts("submit to first byte  submit to delivered  socket rtt  control rtt  memcpy  "
 	     "first/sum");
@@ -468,17 +553,15 @@ static void bench_latency(void)
 
 static void bench_rooms(void)
 {
-	double few[3], many[3];
+	static const uint32_t rooms[] = { FEW_ROOMS, MANY_ROOMS };
+	const struct job shape = {
+		.tokens = SMALL_CHUNKS * PAGE, .n_dests = 1, .layers = 1, .row = 64
+	};
+	double p50[2];
 
-	for (uint32_t i = 0; i < 3; i++) {
-		few[i] = run_small(FEW_ROOMS, 1, 64);
-		many[i] = run_small(MANY_ROOMS, 1, 64);
-	}
-	printf("chunk with %u open rooms %.1f us, with %u %.1f us, p50, medians of 3 in turns: "
-	       "ratio "
-	       "%.2f\n",
-	       FEW_ROOMS, kvp_base_median(few, 3) * 1e6, MANY_ROOMS, kvp_base_median(many, 3) * 1e6,
-	       kvp_base_median(many, 3) / kvp_base_median(few, 3));
+	run_small(rooms, 2, &shape, p50);
+	printf("chunk with %u open rooms %.1f us, with %u %.1f us, p50, in turns: ratio %.2f\n",
+	       FEW_ROOMS, p50[0] * 1e6, MANY_ROOMS, p50[1] * 1e6, p50[1] / p50[0]);
 }
 
 /* ---- fairness: each sender on a daemon of its own, all into one receiver ----------------------
@@ -634,8 +717,9 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(void);
 	} sections[] = {
-		{ "packed", bench_packed }, { "local", bench_local }, { "latency", bench_latency },
-		{ "rooms", bench_rooms },   { "fair", bench_fair },   { "idle", bench_idle },
+		{ "landing", bench_landing }, { "packed", bench_packed }, { "local", bench_local },
+		{ "latency", bench_latency }, { "rooms", bench_rooms },   { "fair", bench_fair },
+		{ "idle", bench_idle },
 	};
 
 	results = mmap(NULL, sizeof(*results), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,

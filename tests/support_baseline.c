@@ -141,33 +141,6 @@ static int stream_child(int fd, const struct kvp_base_job *job)
 	return r;
 }
 
-static int stream_parent(int fd, const struct kvp_base_job *job, double *secs)
-{
-	uint64_t total = job->rows * job->row_bytes;
-	char *pool = pool_map(job->pool_bytes, 1);
-	char byte;
-	int r = pool ? recv_all(fd, &byte, 1) : -ENOMEM;
-
-	for (uint32_t i = 0; !r && i < job->repetitions; i++) {
-		double start = kvp_base_now();
-		uint64_t at = 0;
-
-		for (uint64_t left = total; left && !r;) {
-			uint64_t n = stream_step(job, at, left);
-
-			r = send_all(fd, pool + at, n);
-			at = (at + n) % job->pool_bytes;
-			left -= n;
-		}
-		if (!r)
-			r = recv_all(fd, &byte, 1);
-		secs[i] = kvp_base_now() - start;
-	}
-	if (pool)
-		(void)munmap(pool, job->pool_bytes);
-	return r;
-}
-
 static int reap(pid_t pid, int r)
 {
 	int status = 0;
@@ -177,23 +150,66 @@ static int reap(pid_t pid, int r)
 	return r ? r : WIFEXITED(status) && !WEXITSTATUS(status) ? 0 : -EIO;
 }
 
-int kvp_base_stream(const struct kvp_base_job *job, double *secs)
+int kvp_base_stream_open(struct kvp_base_stream *stream, const struct kvp_base_job *job)
 {
 	int fds[2] = { -1, -1 };
+	char byte;
 	int r = tcp_pair(fds);
-	pid_t pid;
 
+	*stream = (struct kvp_base_stream){ .job = *job, .fd = -1, .pid = -1 };
 	if (r)
 		return r;
-	pid = fork();
-	if (pid == 0) {
+	stream->pid = fork();
+	if (stream->pid == 0) {
 		(void)close(fds[0]);
 		_exit(stream_child(fds[1], job) ? 1 : 0);
 	}
+	stream->fd = fds[0];
 	(void)close(fds[1]);
-	r = pid < 0 ? -errno : stream_parent(fds[0], job, secs);
-	(void)close(fds[0]); /* ends the child if it still reads */
-	return pid < 0 ? r : reap(pid, r);
+	if (stream->pid < 0)
+		return -errno;
+	stream->pool = pool_map(job->pool_bytes, 1);
+	return stream->pool ? recv_all(stream->fd, &byte, 1) : -ENOMEM;
+}
+
+int kvp_base_stream_run(struct kvp_base_stream *stream, double *secs)
+{
+	const struct kvp_base_job *job = &stream->job;
+	double start = kvp_base_now();
+	uint64_t at = 0;
+	char byte;
+	int r = 0;
+
+	for (uint64_t left = job->rows * job->row_bytes; left && !r;) {
+		uint64_t n = stream_step(job, at, left);
+
+		r = send_all(stream->fd, stream->pool + at, n);
+		at = (at + n) % job->pool_bytes;
+		left -= n;
+	}
+	if (!r)
+		r = recv_all(stream->fd, &byte, 1);
+	*secs = kvp_base_now() - start;
+	return r;
+}
+
+int kvp_base_stream_close(struct kvp_base_stream *stream, int r)
+{
+	if (stream->pool)
+		(void)munmap(stream->pool, stream->job.pool_bytes);
+	if (stream->fd >= 0)
+		(void)close(stream->fd); /* ends the child if it still reads */
+	return stream->pid < 0 ? r : reap(stream->pid, r);
+}
+
+int kvp_base_stream(const struct kvp_base_job *job, double *secs)
+{
+	struct kvp_base_stream stream;
+	int r = kvp_base_stream_open(&stream, job);
+
+	for (uint32_t i = 0; !r && i < job->repetitions; i++)
+		r = kvp_base_stream_run(&stream, &secs[i]);
+	return kvp_base_stream_close(&stream, r);
 }
 
 int kvp_base_memcpy(const struct kvp_base_job *job, double *secs)

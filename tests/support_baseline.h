@@ -9,6 +9,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 /* The bytes that one prompt moves: n_rows rows of row_bytes for each of n_dests destinations. */
 struct kvp_base_job {
@@ -25,6 +26,19 @@ int kvp_base_stream(const struct kvp_base_job *job, double *secs);
 int kvp_base_put(const struct kvp_base_job *job, double *secs);
 /* Copies between two pools in one process, one memcpy for each MiB. */
 int kvp_base_memcpy(const struct kvp_base_job *job, double *secs);
+
+/* The same stream, one repetition at a time, for measurements in alternation. Close returns r, or
+ * what went wrong in the receiver, which stops after job->repetitions. */
+struct kvp_base_stream {
+	struct kvp_base_job job;
+	char *pool;
+	int fd;
+	pid_t pid;
+};
+
+int kvp_base_stream_open(struct kvp_base_stream *stream, const struct kvp_base_job *job);
+int kvp_base_stream_run(struct kvp_base_stream *stream, double *secs);
+int kvp_base_stream_close(struct kvp_base_stream *stream, int r);
 
 /* Half a round trip of a small message, p50 over `rounds`, in seconds: over AF_UNIX SEQPACKET and
  * over a loopback TCP connection with blocking reads. */
