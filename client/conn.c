@@ -309,6 +309,7 @@ void kvpl_conn_greeted(struct kvp_client *client, const Kvp__Reply *reply, int p
 		return;
 	}
 	client->version = hello->version;
+	client->features = hello->features;
 	memcpy(client->incarnation, hello->incarnation.data, KVP_INCARNATION_BYTES);
 	(void)snprintf(client->node, sizeof(client->node), "%s", hello->node);
 	(void)snprintf(client->address, sizeof(client->address), "%s", hello->address);

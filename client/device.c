@@ -24,6 +24,8 @@ enum {
 	ATTR_IS_LEGACY_IPC = 10,
 	TYPE_DEVICE = 2,
 	HANDLE_POSIX_FD = 1,
+	DEVICE_DMABUF = 124, /* device attribute: dma-bufs can be made */
+	RANGE_DMABUF_FD = 1,
 	HOST_REGISTER_PORTABLE = 1,
 	HOST_REGISTER_DEVICEMAP = 2,
 };
@@ -38,6 +40,7 @@ enum {
 	X(export_chunk, "cuMemExportToShareableHandle", (void *, chunk_handle, int, unsigned long long)) \
 	X(device_get, "cuDeviceGet", (int *, int)) \
 	X(device_uuid, "cuDeviceGetUuid", (uint8_t *, int)) \
+	X(device_attribute, "cuDeviceGetAttribute", (int *, int, int)) \
 	X(ctx_push, "cuCtxPushCurrent_v2", (void *)) \
 	X(ctx_pop, "cuCtxPopCurrent_v2", (void **)) \
 	X(host_register, "cuMemHostRegister_v2", (void *, size_t, unsigned int)) \
@@ -51,6 +54,8 @@ static struct driver {
 #define FIELD(name, symbol, args) int(*name) args;
 	DRIVER_CALLS(FIELD)
 #undef FIELD
+	/* Not in drivers before 11.7; they serve all the same. */
+	int (*range_handle)(void *, device_ptr, size_t, int, unsigned long long);
 } driver;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -75,6 +80,7 @@ static void load(void)
 	}
 	DRIVER_CALLS(LOAD)
 #undef LOAD
+	*(void **)&driver.range_handle = dlsym(lib, "cuMemGetHandleForAddressRange");
 	loaded = true;
 }
 
@@ -103,6 +109,9 @@ void kvpl_export_fini(struct kvpl_export *out)
 	for (uint32_t i = 0; i < out->n_chunks; i++)
 		(void)close(out->fds[i]); /* ours */
 	out->n_chunks = 0;
+	if (out->dmabuf >= 0)
+		(void)close(out->dmabuf); /* ours */
+	out->dmabuf = -1;
 }
 
 static int export_ipc(device_ptr addr, struct kvpl_export *out, char *err)
@@ -164,7 +173,7 @@ static int export_chunks(device_ptr addr, uint64_t bytes, struct kvpl_export *ou
 }
 
 /* The context that owns the memory is current from here on, until ctx_pop(). */
-static int enter(device_ptr addr, struct kvpl_export *out, char *err)
+static int enter(device_ptr addr, uint8_t (*gpu)[16], char *err)
 {
 	void *ctx = NULL;
 	unsigned int type = 0;
@@ -183,7 +192,7 @@ static int enter(device_ptr addr, struct kvpl_export *out, char *err)
 		return fail(res, "cuPointerGetAttribute", err);
 	res = driver.device_get(&device, ordinal);
 	if (res == 0)
-		res = driver.device_uuid(out->gpu, device);
+		res = driver.device_uuid(*gpu, device);
 	if (res)
 		return fail(res, "cuDeviceGetUuid", err);
 	/* Memory of the virtual memory calls belongs to no context: the caller's serves. */
@@ -199,9 +208,10 @@ int kvpl_device_export(uint64_t addr, uint64_t bytes, struct kvpl_export *out, c
 	int pushed;
 
 	memset(out, 0, sizeof(*out));
+	out->dmabuf = -1;
 	if (r)
 		return r;
-	pushed = enter(addr, out, err);
+	pushed = enter(addr, &out->gpu, err);
 	if (pushed < 0)
 		return pushed;
 	r = driver.pointer_attribute(&legacy, ATTR_IS_LEGACY_IPC, addr);
@@ -214,6 +224,62 @@ int kvpl_device_export(uint64_t addr, uint64_t bytes, struct kvpl_export *out, c
 	if (r)
 		kvpl_export_fini(out);
 	return r;
+}
+
+static void no_dmabuf(struct kvpl_export *out, const char *why)
+{
+	(void)snprintf(out->dmabuf_reason, sizeof(out->dmabuf_reason), "%.63s", why);
+}
+
+/* Whole pages of the host, as the driver wants them: never past what was allocated, since that is
+ * in such units itself. */
+static void export_dmabuf(device_ptr addr, uint64_t bytes, struct kvpl_export *out)
+{
+	device_ptr page = (device_ptr)sysconf(_SC_PAGESIZE);
+	device_ptr from = addr / page * page, to = (addr + bytes + page - 1) / page * page;
+	char err[KVPL_DEVICE_ERR];
+	int fd = -1, ordinal = 0, device = 0, able = 0;
+	int res = driver.pointer_attribute(&ordinal, ATTR_DEVICE_ORDINAL, addr);
+
+	if (res == 0)
+		res = driver.device_get(&device, ordinal);
+	if (res == 0)
+		res = driver.device_attribute(&able, DEVICE_DMABUF, device);
+	if (res == 0 && !able) {
+		no_dmabuf(out, "the device or its kernel driver makes no dma-bufs");
+		return;
+	}
+	if (res == 0)
+		res = driver.range_handle(&fd, from, to - from, RANGE_DMABUF_FD, 0);
+	if (res) {
+		(void)fail(res, "cuMemGetHandleForAddressRange", err); /* only for its words */
+		no_dmabuf(out, err);
+		return;
+	}
+	out->dmabuf = fd;
+	out->dmabuf_bytes = to - from;
+	out->dmabuf_offset = addr - from;
+}
+
+void kvpl_device_dmabuf(uint64_t addr, uint64_t bytes, struct kvpl_export *out)
+{
+	char err[KVPL_DEVICE_ERR];
+	uint8_t gpu[16];
+	void *popped;
+	int pushed;
+
+	if (!driver.range_handle) {
+		no_dmabuf(out, "the driver lacks cuMemGetHandleForAddressRange");
+		return;
+	}
+	pushed = enter(addr, &gpu, err);
+	if (pushed < 0) {
+		no_dmabuf(out, err);
+		return;
+	}
+	export_dmabuf(addr, bytes, out);
+	if (pushed)
+		(void)driver.ctx_pop(&popped); /* what was pushed above */
 }
 
 int kvpl_device_map_host(void *host, size_t bytes, uint64_t *addr, char *err)

@@ -7,8 +7,11 @@
  * thread.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "proto/limits.h"
 
 #define KVPL_IPC_BYTES 64u
 #define KVPL_DEVICE_CHUNKS 128u
@@ -23,6 +26,10 @@ struct kvpl_export {
 	int fds[KVPL_DEVICE_CHUNKS];              /* owned [n_chunks], see kvpl_export_fini() */
 	uint64_t chunk_bytes[KVPL_DEVICE_CHUNKS]; /* [n_chunks] physical chunks, in order of address
 						   */
+	/* For NICs, when asked for; what the driver refuses is no failure of the export. */
+	int dmabuf;                                /* owned; -1: none */
+	uint64_t dmabuf_bytes, dmabuf_offset;      /* of the dma-buf, of the first byte in it */
+	char dmabuf_reason[KVP_DMABUF_REASON + 1]; /* why there is none */
 };
 
 /*
@@ -32,6 +39,8 @@ struct kvpl_export {
  * KVPL_DEVICE_ERR bytes.
  */
 int kvpl_device_export(uint64_t addr, uint64_t bytes, struct kvpl_export *out, char *err);
+/* Adds a dma-buf of the same range, or why there is none. */
+void kvpl_device_dmabuf(uint64_t addr, uint64_t bytes, struct kvpl_export *out);
 /* Closes the fds. */
 void kvpl_export_fini(struct kvpl_export *out);
 

@@ -188,7 +188,9 @@ enum kvp_mem_kind {
 /**
  * Memory that entries lie in. Device memory is exported by the library: by a legacy IPC handle, or,
  * where it was made by the driver's virtual memory calls (torch's expandable segments), by the fds
- * of its physical chunks, which must have been created shareable. All memories of a pool are of the
+ * of its physical chunks, which must have been created shareable. Where the daemon can use it and
+ * the driver makes one, a dma-buf goes along, through which a NIC reaches the memory; it is closed
+ * with the pool, and when the pool is paused. All memories of a pool are of the
  * host, or of one GPU. A pool on a GPU must stay allocated until it is unregistered or paused.
  */
 struct kvp_mem {

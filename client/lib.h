@@ -197,6 +197,7 @@ struct kvp_client {
 	uint64_t session; /* counts connections */
 	uint32_t backoff_ms;
 	uint32_t version;
+	uint64_t features; /* of the connected daemon */
 	bool was_up;
 	bool has_repeats; /* rooms that did not fit the queue when they were to be repeated */
 	uint8_t incarnation[KVP_INCARNATION_BYTES];

@@ -19,6 +19,30 @@ static int mems_fd(struct kvpl_mems *out, int fd, char *err)
 	return 0;
 }
 
+/* They travel behind all other fds. Without one the pool is as good as without a NIC. */
+static void mems_dmabufs(struct kvpl_mems *out, const struct kvp_mem *mems)
+{
+	for (size_t i = 0; i < out->n; i++) {
+		struct kvpl_export *export = &out->exports[i];
+		Kvp__Memory *memory = &out->memories[i];
+
+		if (mems[i].kind != KVP_MEM_DEVICE)
+			continue;
+		if (out->n_fds == KVP_LIMIT_FDS)
+			(void)snprintf(export->dmabuf_reason, sizeof(export->dmabuf_reason),
+				       "no room for its fd among the %u of a packet",
+				       KVP_LIMIT_FDS);
+		else
+			kvpl_device_dmabuf(mems[i].addr, mems[i].bytes, export);
+		memory->dmabuf_reason = export->dmabuf_reason;
+		if (export->dmabuf < 0)
+			continue;
+		memory->dmabuf_bytes = export->dmabuf_bytes;
+		memory->dmabuf_offset = export->dmabuf_offset;
+		out->fds[out->n_fds++] = export->dmabuf;
+	}
+}
+
 /* Exported, described; the chunks' fds stay the export's. */
 static int mems_device(struct kvpl_mems *out, const struct kvp_mem *mem, char *err)
 {
@@ -61,7 +85,8 @@ static int mems_one(struct kvpl_mems *out, const struct kvp_mem *mem, char *err)
 	return -EINVAL;
 }
 
-int kvpl_mems_init(struct kvpl_mems *out, const struct kvp_mem *mems, uint32_t n, char *err)
+int kvpl_mems_init(struct kvpl_mems *out, const struct kvp_mem *mems, uint32_t n, bool dmabufs,
+		   char *err)
 {
 	char why[KVPL_DEVICE_ERR] = "";
 	int r = 0;
@@ -75,6 +100,8 @@ int kvpl_mems_init(struct kvpl_mems *out, const struct kvp_mem *mems, uint32_t n
 	out->exports = calloc(n, sizeof(*out->exports));
 	if (!out->exports)
 		return -ENOMEM;
+	for (uint32_t i = 0; i < n; i++)
+		out->exports[i].dmabuf = -1;
 	for (uint32_t i = 0; r == 0 && i < n; i++) {
 		r = mems_one(out, &mems[i], why);
 		out->n++; /* the failed one too: its export may hold fds */
@@ -82,6 +109,8 @@ int kvpl_mems_init(struct kvpl_mems *out, const struct kvp_mem *mems, uint32_t n
 	if (r) {
 		(void)snprintf(err, KVPL_DEVICE_ERR, "mems[%zu]: %.140s", out->n - 1, why);
 		kvpl_mems_fini(out);
+	} else if (dmabufs) {
+		mems_dmabufs(out, mems);
 	}
 	return r;
 }

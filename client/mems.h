@@ -3,6 +3,7 @@
 
 /* A pool's memories on their way into a message: exported where they are a device's. */
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "client/device.h"
@@ -21,7 +22,9 @@ struct kvpl_mems {
 	size_t n_fds;
 };
 
-/* Describes mems[n]. On failure a text in `err` (KVPL_DEVICE_ERR bytes) and nothing to free. */
-int kvpl_mems_init(struct kvpl_mems *out, const struct kvp_mem *mems, uint32_t n, char *err);
+/* Describes mems[n], with dma-bufs where they can be made if asked for. On failure a text in `err`
+ * (KVPL_DEVICE_ERR bytes) and nothing to free. */
+int kvpl_mems_init(struct kvpl_mems *out, const struct kvp_mem *mems, uint32_t n, bool dmabufs,
+		   char *err);
 /* Closes the exports' fds; zeroed memory is fine. */
 void kvpl_mems_fini(struct kvpl_mems *out);

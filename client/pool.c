@@ -138,7 +138,7 @@ static int pool_mems(struct kvp_client *client, struct kvpl_mems *out, const str
 		     uint32_t n)
 {
 	char err[KVPL_DEVICE_ERR] = "out of memory";
-	int r = kvpl_mems_init(out, mems, n, err);
+	int r = kvpl_mems_init(out, mems, n, client->features & KVP_FEATURE_DMABUF, err);
 
 	return r ? kvpl_fail(client, r, r == -ENOSYS ? KVP_STATUS_UNSUPPORTED : KVP_STATUS_INVALID,
 			     "%s", err)

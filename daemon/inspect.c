@@ -479,6 +479,10 @@ static cJSON *pool_object(const struct kvp_inspect *ask, const struct kvp_pool *
 	kvp_inspect_num(object, "pages_held", pool->pages_held);
 	kvp_inspect_num(object, "tag", pool->tag_bytes);
 	(void)cJSON_AddBoolToObject(object, "writable", pool->writable);
+	if (pool->on_gpu) {
+		kvp_inspect_num(object, "dmabufs", pool->n_dmabufs);
+		(void)cJSON_AddStringToObject(object, "dmabuf_reason", pool->dmabuf_reason);
+	}
 	return object;
 }
 

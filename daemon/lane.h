@@ -66,6 +66,9 @@ struct kvp_lane_memory {
 	uint8_t handle[64];
 	uint64_t offset, bytes;         /* in the allocation, or the chunks */
 	uint32_t first_chunk, n_chunks; /* VMM */
+	/* As its owner made it, for NICs: index of its fd in chunk_fds, unless dmabuf_bytes is 0. */
+	uint32_t dmabuf;
+	uint64_t dmabuf_offset, dmabuf_bytes; /* of the memory's first byte in it, of all of it */
 };
 
 /* A mapped pool. POOL_END answers QUIET once no rx or tx uses it (the loop has ended those before).
@@ -82,8 +85,10 @@ struct kvp_order_pool {
 	uint32_t n_fds;
 	struct kvp_lane_memory *memories; /* owned [n_fds]; NULL: host memory */
 	uint64_t owner;                   /* whose handles they are: the session */
-	int *chunk_fds;                   /* owned [n_chunks], and the descriptors too */
-	uint64_t *chunk_bytes;            /* owned [n_chunks] */
+	/* Owned [n_chunks], and the descriptors too: chunks, behind them dma-bufs. Closed once the
+	 * pool is mapped. */
+	int *chunk_fds;
+	uint64_t *chunk_bytes; /* owned [n_chunks]; of chunks */
 	uint32_t n_chunks;
 };
 

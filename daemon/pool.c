@@ -56,13 +56,21 @@ static Kvp__Status map(struct kvp_pool *pool, const struct source *source, char 
 {
 	bool writable = true;
 
+	pool->n_dmabufs = 0;
+	pool->dmabuf_reason[0] = '\0';
 	for (uint32_t i = 0; i < pool->n_fds; i++) {
 		struct kvp_memfd mem;
 		char what[16];
 		Kvp__Status status;
 
 		if (pool->on_gpu) { /* its lane maps it */
-			pool->map_bytes[i] = source->memories[i]->bytes;
+			const Kvp__Memory *msg = source->memories[i];
+
+			pool->map_bytes[i] = msg->bytes;
+			pool->n_dmabufs += msg->dmabuf_bytes > 0;
+			if (!pool->dmabuf_reason[0])
+				(void)snprintf(pool->dmabuf_reason, sizeof(pool->dmabuf_reason),
+					       "%s", msg->dmabuf_reason); /* fits */
 			continue;
 		}
 		(void)snprintf(what, sizeof(what), "fd %u", i); /* always fits */
@@ -264,6 +272,19 @@ static Kvp__Status take_chunks(struct kvp_order_pool *order, const struct source
 	return OK;
 }
 
+/* Their fds are the last, from index `at` on: the message has been checked. */
+static void take_dmabufs(struct kvp_order_pool *order, const struct source *source, uint32_t at)
+{
+	for (size_t i = 0; i < source->n_memories; i++) {
+		const Kvp__Memory *msg = source->memories[i];
+		struct kvp_lane_memory *memory = &order->memories[i];
+
+		memory->dmabuf = msg->dmabuf_bytes ? at++ : 0;
+		memory->dmabuf_bytes = msg->dmabuf_bytes;
+		memory->dmabuf_offset = msg->dmabuf_offset;
+	}
+}
+
 /* What the lane needs to import. */
 static Kvp__Status take_memories(struct kvp_order_pool *order, const struct source *source,
 				 char *err)
@@ -291,6 +312,7 @@ static Kvp__Status take_memories(struct kvp_order_pool *order, const struct sour
 		for (size_t k = 0; k < msg->n_chunk_bytes; k++)
 			order->chunk_bytes[chunk++] = msg->chunk_bytes[k];
 	}
+	take_dmabufs(order, source, chunk);
 	return OK;
 }
 

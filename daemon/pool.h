@@ -56,7 +56,9 @@ struct kvp_pool {
 	uint64_t pages_held;
 	uint8_t *maps[KVP_POOL_MEMORIES]; /* owned mappings of host memory */
 	uint64_t map_bytes[KVP_POOL_MEMORIES];
-	uint64_t bytes;                /* of all entries */
+	uint32_t n_dmabufs;                        /* memories of a GPU that came with one */
+	char dmabuf_reason[KVP_DMABUF_REASON + 1]; /* why the first without has none */
+	uint64_t bytes;                            /* of all entries */
 	uint32_t n_users;              /* rooms (either end) that are not quiet and released */
 	struct kvp_pool *prev, *next;  /* list of all pools (utlist) */
 	struct kvp_pool *session_next; /* list of its session's pools */

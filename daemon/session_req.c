@@ -53,6 +53,10 @@ static uint64_t features(const struct kvp_core *core)
 {
 	uint64_t bits = core->n_lanes > 1 ? KVP_FEATURE_CUDA : 0; /* the first is the host's */
 
+	/* A NIC of ours may reach pools by them. */
+	if (core->n_lanes > 1 && strcmp(kvp_lane_transport(core->lanes[1]), "verbs") == 0)
+		bits |= KVP_FEATURE_DMABUF;
+
 #ifdef KVP_TEST
 	bits |= KVP_FEATURE_TEST_HOLD;
 #endif

@@ -14,6 +14,7 @@
 #define KVP_LIMIT_MEMORIES 512u        /* of a pool */
 #define KVP_IPC_HANDLE_BYTES 64u
 #define KVP_GPU_UUID_BYTES 16u
+#define KVP_DMABUF_REASON 63u            /* bytes */
 #define KVP_LIMIT_DECODED (2u << 20)     /* bytes that one decoded message may take in memory */
 #define KVP_LIMIT_ENTRIES 512u           /* of a pool */
 #define KVP_LIMIT_MASK (512u / 8u)       /* bytes of a set of entries */
@@ -57,3 +58,4 @@
 #define KVP_FEATURE_TEST_HOLD (1ull << 0) /* built with test points */
 #define KVP_FEATURE_CUDA (1ull << 1)      /* pools in GPU memory */
 #define KVP_FEATURE_DIRECT (1ull << 2)    /* direct mode */
+#define KVP_FEATURE_DMABUF (1ull << 3)    /* takes dma-bufs of pools in GPU memory */

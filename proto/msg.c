@@ -86,6 +86,23 @@ static int check_memory_chunks(const struct kvp_check *c, const Kvp__Memory *m)
 	return 0;
 }
 
+static int check_dmabuf(const struct kvp_check *c, const Kvp__Memory *m)
+{
+	uint64_t most = m->kind == KVP__MEMORY_KIND__MEMORY_FD ? 0 : KVP_LIMIT_EXTENT;
+	int r = kvp_check_range(c, "dmabuf_bytes", m->dmabuf_bytes, 0, most) ?:
+		kvp_check_range(c, "dmabuf_offset", m->dmabuf_offset, 0, most) ?:
+		kvp_check_text(c, "dmabuf_reason", m->dmabuf_reason, KVP_DMABUF_REASON);
+
+	if (r || m->dmabuf_bytes == 0)
+		return r;
+	if (m->dmabuf_offset <= m->dmabuf_bytes && m->bytes <= m->dmabuf_bytes - m->dmabuf_offset)
+		return 0;
+	return kvp_check_fail(c, KVP_STATUS_INVALID,
+			      "dmabuf_offset %" PRIu64 " and bytes %" PRIu64
+			      " do not lie in a dma-buf of %" PRIu64 " bytes",
+			      m->dmabuf_offset, m->bytes, m->dmabuf_bytes);
+}
+
 static int check_memory(const struct kvp_check *c, const Kvp__Memory *m)
 {
 	bool ipc = m->kind == KVP__MEMORY_KIND__MEMORY_CUDA_IPC;
@@ -97,7 +114,8 @@ static int check_memory(const struct kvp_check *c, const Kvp__Memory *m)
 		kvp_check_count(c, "gpu", m->gpu.len, gpu, gpu) ?:
 		kvp_check_range(c, "offset", m->offset, 0, most) ?:
 		kvp_check_range(c, "bytes", m->bytes, ipc || vmm, most) ?:
-		kvp_check_count(c, "chunk_bytes", m->n_chunk_bytes, vmm, vmm ? KVP_LIMIT_FDS : 0);
+		kvp_check_count(c, "chunk_bytes", m->n_chunk_bytes, vmm, vmm ? KVP_LIMIT_FDS : 0) ?:
+		check_dmabuf(c, m);
 
 	return r || !vmm ? r : check_memory_chunks(c, m);
 }
@@ -579,7 +597,7 @@ static size_t memories_fds(Kvp__Memory *const *memories, size_t n)
 	for (size_t i = 0; i < n; i++)
 		n_fds += memories[i]->kind == KVP__MEMORY_KIND__MEMORY_FD
 				 ? 1
-				 : memories[i]->n_chunk_bytes;
+				 : memories[i]->n_chunk_bytes + (memories[i]->dmabuf_bytes > 0);
 	return n_fds;
 }
 

@@ -407,6 +407,43 @@ Test(msg, limits_of_memories)
 	m->memories = NULL;
 }
 
+/* Their fds come behind those of the chunks. */
+Test(msg, limits_of_dmabufs)
+{
+	KVP_CLEANUP(kvp_msg_free_clientp) Kvp__ClientMsg *msg = client(REGISTER);
+	Kvp__PoolRegister *m = msg->pool_register;
+	uint8_t bytes[80] = { 1 };
+	char reason[KVP_DMABUF_REASON + 2];
+	Kvp__Memory ipc = KVP__MEMORY__INIT, *one = &ipc;
+
+	ipc.kind = KVP__MEMORY_KIND__MEMORY_CUDA_IPC;
+	ipc.handle = (ProtobufCBinaryData){ KVP_IPC_HANDLE_BYTES, bytes };
+	ipc.bytes = 4096;
+	ipc.gpu = (ProtobufCBinaryData){ KVP_GPU_UUID_BYTES, bytes };
+	m->memories = &one;
+	m->n_memories = 1;
+	m->entries[2]->fd_index = 0;
+	memset(reason, 'x', sizeof(reason));
+	reason[sizeof(reason) - 1] = '\0';
+
+	cr_expect_eq(kvp_msg_check_fds(msg, 0, err, sizeof(err)), OK, "%s", err);
+	TRY(msg, ipc.dmabuf_reason, reason, BAD);
+	TRY(msg, ipc.dmabuf_reason, reason + 1, OK);
+	TRY(msg, ipc.dmabuf_bytes, 4095, BAD);
+	cr_expect_str_eq(err, "pool_register.memories[0].dmabuf_offset 0 and bytes 4096 do not "
+			      "lie in a dma-buf of 4095 bytes");
+	ipc.dmabuf_bytes = 8192;
+	TRY(msg, ipc.dmabuf_offset, 4096, OK);
+	TRY(msg, ipc.dmabuf_offset, 4097, BAD);
+	TRY(msg, ipc.dmabuf_offset, UINT64_MAX, BAD);
+	TRY(msg, ipc.dmabuf_bytes, KVP_LIMIT_EXTENT + 1, BAD);
+	TRY(msg, ipc.kind, KVP__MEMORY_KIND__MEMORY_FD, BAD);
+	cr_expect_eq(kvp_msg_check_fds(msg, 0, err, sizeof(err)), BAD);
+	cr_expect_eq(kvp_msg_check_fds(msg, 1, err, sizeof(err)), OK, "%s", err);
+	m->n_memories = 0;
+	m->memories = NULL;
+}
+
 Test(msg, fds_are_counted_against_the_message)
 {
 	KVP_CLEANUP(kvp_msg_free_clientp) Kvp__ClientMsg *reg = client(REGISTER);
