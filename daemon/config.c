@@ -146,8 +146,9 @@ static const struct kvp_config_key keys[] = {
 	NUM(limits, history, COUNT, 0, 1 << 20, "10000", "ended rooms that kvpackctl still shows"),
 
 	DUR(timers, offer, DURATION, 10 * MS, 24 * HOUR, "30s",
-	    "from expect until all senders have accepted"),
-	DUR(timers, open, DURATION, 10 * MS, 24 * HOUR, "300s", "from open until decode shows up"),
+	    "from expect until a sender's daemon has the offer"),
+	DUR(timers, open, DURATION, 10 * MS, 24 * HOUR, "300s",
+	    "then until prefill's open; from open until decode shows up"),
 	DUR(timers, progress, DURATION, 10 * MS, 24 * HOUR, "30s",
 	    "without a piece while the peer owes one"),
 	DUR(timers, fence, DURATION, 10 * MS, 24 * HOUR, "60s",

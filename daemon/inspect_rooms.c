@@ -39,7 +39,7 @@ static const char *role(const struct kvp_room_view *view)
 	return view->is_dest ? "dest" : "send";
 }
 
-static void add_leg(cJSON *list, const struct kvp_room_view *view,
+static void add_leg(const struct kvp_inspect *ask, cJSON *list, const struct kvp_room_view *view,
 		    const struct kvp_room_leg_view *leg)
 {
 	cJSON *object = cJSON_CreateObject();
@@ -50,6 +50,9 @@ static void add_leg(cJSON *list, const struct kvp_room_view *view,
 	(void)cJSON_AddStringToObject(object, "state", leg->state);
 	(void)cJSON_AddStringToObject(object, "mode", leg->mode);
 	kvp_inspect_hex(object, "generation", leg->generation);
+	(void)cJSON_AddStringToObject(object, "waits_for", leg->waits_text);
+	if (leg->waits_text[0])
+		kvp_inspect_age(ask, object, "waits_s", leg->waits_since_ns);
 	/* The lane counts by room: with one leg that is the leg's. */
 	if (view->n_legs == 1) {
 		kvp_inspect_num(object, "pieces", view->pieces);
@@ -69,8 +72,7 @@ static struct kvp_room_leg_view *get_legs(const struct kvp_inspect *ask,
 		return NULL;
 	legs = calloc(KVP_MIN(view->n_legs, LEGS_MAX), sizeof(*legs));
 	if (legs)
-		*n = kvp_room_legs(ask->core->rooms, view->id, legs,
-				   KVP_MIN(view->n_legs, LEGS_MAX));
+		*n = kvp_room_legs(ask->core->rooms, view, legs, KVP_MIN(view->n_legs, LEGS_MAX));
 	return legs;
 }
 
@@ -96,7 +98,7 @@ static void add_legs(const struct rooms *rooms, cJSON *object, const struct kvp_
 	for (uint32_t i = 0; i < n; i++) {
 		(void)add_name_once(peers, legs[i].peer); /* false: has it */
 		if (list)
-			add_leg(list, view, &legs[i]);
+			add_leg(rooms->ask, list, view, &legs[i]);
 	}
 }
 

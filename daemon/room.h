@@ -131,8 +131,10 @@ struct kvp_room_leg_view {
 	uint32_t sender, dest;
 	uint64_t generation;
 	char peer[64];
-	const char *state; /* "offered", "accepted", "moving", "ended" ... */
-	const char *mode;  /* "local", "landing", "none" */
+	const char *state;      /* "offered", "accepted", "moving", "ended" ... */
+	const char *mode;       /* "local", "landing", "none" */
+	const char *waits_text; /* what the leg itself waits for, "": its room says */
+	uint64_t waits_since_ns;
 };
 
 /* One end, live or ended; ended ones are kept as such copies (limits.history of them). */
@@ -169,9 +171,10 @@ typedef bool kvp_room_view_fn(void *arg, const struct kvp_room_view *view);
 void kvp_rooms_each(struct kvp_rooms *rooms, kvp_room_view_fn *fn, void *arg);
 /* The same for the last ended ones, newest first. */
 void kvp_rooms_each_ended(struct kvp_rooms *rooms, kvp_room_view_fn *fn, void *arg);
-/* Legs of a live end; writes up to max, returns how many. */
-uint32_t kvp_room_legs(struct kvp_rooms *rooms, uint64_t view_id, struct kvp_room_leg_view *out,
-		       uint32_t max);
+/* Legs of a live end; writes up to max, returns how many. An end whose id is free again has none.
+ */
+uint32_t kvp_room_legs(struct kvp_rooms *rooms, const struct kvp_room_view *view,
+		       struct kvp_room_leg_view *out, uint32_t max);
 
 struct kvp_rooms_stats {
 	uint32_t dests, sends, parked_offers, parked_offers_max;

@@ -277,6 +277,12 @@ static void dleg_view(const struct kvp_dleg *leg, struct kvp_room_leg_view *out)
 		[KVP_DLEG_OFFERED] = "offered",
 		[KVP_DLEG_ACCEPTED] = "accepted",
 	};
+	static const char *const waits[] = {
+		[KVP_DLEG_UNSENT] = "a session with the peer",
+		[KVP_DLEG_OFFERED] = "prefill to open the room",
+		[KVP_DLEG_ACCEPTED] = "",
+	};
+	bool over = leg->over || leg->drained;
 
 	*out = (struct kvp_room_leg_view){
 		.sender = leg->sender,
@@ -286,6 +292,8 @@ static void dleg_view(const struct kvp_dleg *leg, struct kvp_room_leg_view *out)
 			 : leg->drained ? "drained"
 					: states[leg->state],
 		.mode = leg_mode(leg->peer, leg->data),
+		.waits_text = over ? "" : waits[leg->state],
+		.waits_since_ns = leg->since_ns,
 	};
 	(void)snprintf(out->peer, sizeof(out->peer), "%.63s",
 		       leg->peer ? kvp_peer_name(leg->peer) : "");
@@ -298,6 +306,11 @@ static void sleg_view(const struct kvp_sleg *leg, struct kvp_room_leg_view *out)
 		[KVP_SLEG_GO] = "moving",
 		[KVP_SLEG_ENDED] = "ended",
 	};
+	static const char *const waits[] = {
+		[KVP_SLEG_ACCEPTED] = "the destination's word to go",
+		[KVP_SLEG_GO] = "",
+		[KVP_SLEG_ENDED] = "",
+	};
 
 	*out = (struct kvp_room_leg_view){
 		.sender = leg->room->key.index,
@@ -305,22 +318,28 @@ static void sleg_view(const struct kvp_sleg *leg, struct kvp_room_leg_view *out)
 		.generation = leg->generation,
 		.state = leg->over ? "aborted by the destination" : states[leg->state],
 		.mode = leg_mode(leg->peer, leg->data),
+		.waits_text = leg->over ? "" : waits[leg->state],
+		.waits_since_ns = leg->since_ns,
 	};
 	(void)snprintf(out->peer, sizeof(out->peer), "%.63s",
 		       leg->peer ? kvp_peer_name(leg->peer) : "");
 }
 
-uint32_t kvp_room_legs(struct kvp_rooms *rooms, uint64_t view_id, struct kvp_room_leg_view *out,
-		       uint32_t max)
+/* A long list of rooms must not be searched for each of them. */
+static const struct kvp_room *room_of(struct kvp_rooms *rooms, const struct kvp_room_view *view)
 {
+	const struct kvp_room *room = kvp_room_find(rooms, view->room, view->index, view->is_dest);
+
+	return room && room->id == view->id ? room : NULL;
+}
+
+uint32_t kvp_room_legs(struct kvp_rooms *rooms, const struct kvp_room_view *view,
+		       struct kvp_room_leg_view *out, uint32_t max)
+{
+	const struct kvp_room *room = room_of(rooms, view);
 	const struct kvp_sleg *sleg;
-	const struct kvp_room *room;
 	uint32_t n = 0;
 
-	DL_FOREACH (rooms->all, room) {
-		if (room->id == view_id)
-			break;
-	}
 	if (!room)
 		return 0;
 	if (room->key.is_dest) {

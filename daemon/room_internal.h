@@ -75,6 +75,7 @@ struct kvp_sleg {
 	struct kvp_sleg *rprev, *rnext; /* of the room's legs */
 	enum kvp_sleg_state state;
 	uint32_t dest;
+	uint64_t since_ns; /* accepted */
 	uint64_t generation;
 	bool data;
 	bool over;                        /* its destination has aborted it */

@@ -355,6 +355,7 @@ static Kvp__Status offer_take(struct kvp_room *room, struct kvp_peer *peer, cons
 	leg->room = room;
 	leg->dest = msg->offer->leg->dest;
 	leg->generation = msg->offer->leg->generation;
+	leg->since_ns = kvp_room_now();
 	leg->data = msg->offer->role == KVP__SENDER_ROLE__ROLE_DATA;
 	leg->offer = kvp_room_copy_msg(msg);
 	memset(leg->firsts, 0xff, sizeof(leg->firsts));

@@ -953,8 +953,10 @@ Test(room, views_and_history)
 	cr_assert_str_eq(seen.last.label, "dest");
 	cr_assert_eq(seen.last.waits, (uint32_t)KVP_ROOM_WAITS_OPEN);
 	cr_assert_str_eq(seen.last.verdict, "engine");
-	cr_assert_eq(kvp_room_legs(a.rooms, seen.last.id, &leg, 1), 1u);
+	cr_assert_eq(kvp_room_legs(a.rooms, &seen.last, &leg, 1), 1u);
 	cr_assert_str_eq(leg.state, "offered");
+	cr_assert_str_eq(leg.waits_text, "prefill to open the room");
+	cr_assert_gt(leg.waits_since_ns, 0u);
 	cr_assert_str_eq(leg.mode, "local");
 	for (unsigned i = 0; i < 2; i++) {
 		open_ok(2, 7, 0);
