@@ -74,6 +74,8 @@ RXE_BIN := $(BUILD)/tests/rxe_checks
 # Programs for a machine with a GPU; made wherever there is a toolkit.
 GPU_LANE_BIN := $(if $(CUDA_INC),$(patsubst %,$(BUILD)/tests/gpu/%,test_lane test_lane_rooms test_lane_fair test_lane_hostile))
 GPU_BIN := $(if $(CUDA_INC),$(call bin,tests/gpu/gpu_*.c)) $(GPU_LANE_BIN)
+# A driver that is none, for replay_gpu where there is no GPU.
+FAKE_CUDA := $(if $(CUDA_INC),$(BUILD)/tests/fake/libcuda.so.1)
 
 PROTO_A := $(BUILD)/libkvp-proto.a
 DAEMON_A := $(BUILD)/libkvpackd.a
@@ -95,7 +97,7 @@ C_FILES = $(filter %.c,$(CH_FILES))
 all: $(PROTO_A) $(DAEMON_A) $(CLIENT_A) $(if $(CLIENT_OBJ),$(CLIENT_SO)) $(MAINS)
 	$(if $(CUDA_INC),,$(if $(filter 0,$(MAKELEVEL)),@echo "CUDA: left out ($(if $(filter 0,$(CUDA)),CUDA=0,no toolkit)); pools in host memory only"))
 
-tests: all $(TEST_BIN) $(RXE_BIN) $(GPU_BIN)
+tests: all $(TEST_BIN) $(RXE_BIN) $(GPU_BIN) $(FAKE_CUDA)
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -160,6 +162,10 @@ $(CRITERION_BIN) $(FAKE_GPU_BIN): EXTRA := -lcriterion
 $(MAINS) $(TEST_BIN) $(RXE_BIN) $(GPU_BIN):
 	$(call say,LD)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(EXTRA) $(LIBS)
+$(FAKE_CUDA): $(BUILD)/tests/fake_cuda.o
+	$(call say,LD)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS_ALL) -shared -Wl,-soname,libcuda.so.1 -o $@ $<
 # ---- run
 
 sub = +@$(MAKE) --no-print-directory
@@ -215,6 +221,7 @@ format-check: deps
 	@! clang-format --dry-run --Werror $(CH_FILES) 2>&1 | grep -oE '^[^: ]+:[0-9]+' | sort -ut: -k1,1 | grep .
 # Runs on a bare machine with a GPU; see docs/benchmarks.md.
 gpu-bundle: tests
+	@tests/gpu/variants.sh $(BUILD)/tests/gpu/variants
 	@tests/gpu/bundle.sh $(BUILD) build/gpu-bundle
 
 top:

@@ -80,6 +80,8 @@ struct kvp_board {
 
 	/* Stage times, CLOCK_MONOTONIC ns, 0 = not yet. */
 	_Atomic uint64_t first_want_ns, first_grant_ns, first_data_ns, last_landed_ns;
+	_Atomic uint64_t first_chunk_ns, first_fence_ns, first_packed_ns; /* tx */
+	_Atomic uint64_t first_unpack_ns;                                 /* rx */
 	/* Work done. */
 	_Atomic uint64_t pieces, bytes, raw_rows, gather_ns;
 };

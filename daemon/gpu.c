@@ -14,9 +14,14 @@
 
 #define BATCHES 8u       /* launches that may run at a time */
 #define FAR_ENTRIES 512u /* of a batch; more than KVP_MOVE_ENTRIES take several launches */
-#define FAR_RUNS 65536u
+#define FAR_RUNS 65535u  /* the height of a grid */
 
 extern const unsigned char kvp_move_image[]; /* fat binary, embedded by the build */
+
+static const char *const kernels[] = {
+#define KERNEL_NAME(name, n_entries, n_runs) #name,
+	KVP_MOVE_KERNELS(KERNEL_NAME)
+};
 
 /* Tables of one launch, in pinned memory that the kernel reads; reused when its event has passed.
  */
@@ -33,11 +38,11 @@ struct kvp_gpu {
 	CUcontext ctx; /* primary, held */
 	CUstream stream;
 	CUmodule module;
-	CUfunction far_fn, near_fn;
+	CUfunction kernels[KVP_MOVE_SIZES];
 	struct batch batches[BATCHES]; /* used in turn */
 	uint64_t launched, finished;   /* tickets */
 	struct kvp_gpu_stats stats;
-	struct kvp_move_near_job args; /* scratch of a launch: too large for comfort on the stack */
+	union kvp_move_params params; /* scratch of a launch: too large for comfort on the stack */
 	char uuid[KVP_GPU_UUID], name[128];
 	char error[96];
 };
@@ -122,15 +127,10 @@ static int open_stream(struct kvp_gpu *gpu)
 	if (r == 0)
 		r = check(gpu, gpu->cuda->cuModuleLoadData(&gpu->module, kvp_move_image),
 			  "cuModuleLoadData");
-	if (r == 0)
+	for (int i = 0; r == 0 && i < KVP_MOVE_SIZES; i++)
 		r = check(gpu,
-			  gpu->cuda->cuModuleGetFunction(&gpu->far_fn, gpu->module, "kvp_move"),
+			  gpu->cuda->cuModuleGetFunction(&gpu->kernels[i], gpu->module, kernels[i]),
 			  "cuModuleGetFunction");
-	if (r == 0)
-		r = check(
-			gpu,
-			gpu->cuda->cuModuleGetFunction(&gpu->near_fn, gpu->module, "kvp_move_near"),
-			"cuModuleGetFunction");
 	return r;
 }
 
@@ -290,28 +290,18 @@ struct kvp_jobs *kvp_gpu_jobs(struct kvp_gpu *gpu)
 	return &batch->jobs;
 }
 
-/* Parameters beyond these entries and runs are not copied by the driver when the far kernel is
- * used. */
 static int launch_part(struct kvp_gpu *gpu, const struct batch *batch, uint32_t first, uint32_t n)
 {
-	const struct kvp_jobs *jobs = &batch->jobs;
-	bool near = jobs->n_runs <= KVP_MOVE_RUNS;
-	void *params[] = { &gpu->args };
-	uint32_t widest = 0;
+	enum kvp_move_size size =
+		kvp_jobs_params(&batch->jobs, first, n, batch->runs_dev, &gpu->params);
+	void *params[] = { &gpu->params };
 
-	gpu->args.job.n_entries = n;
-	gpu->args.job.table = (const struct kvp_move_run *)(uintptr_t)batch->runs_dev;
-	memcpy(gpu->args.job.entries, jobs->entries + first, n * sizeof(*jobs->entries));
-	for (uint32_t i = 0; i < n; i++)
-		widest = KVP_MAX(widest, gpu->args.job.entries[i].n_runs);
-	if (widest == 0) /* none has rows */
+	if (gpu->params.head.widest == 0) /* none has rows */
 		return 0;
-	if (near)
-		memcpy(gpu->args.runs, jobs->runs, jobs->n_runs * sizeof(*jobs->runs));
-	gpu->stats.near_launches += near;
+	gpu->stats.near_launches += size != KVP_MOVE_FAR;
 	gpu->stats.launches++;
 	return check(gpu,
-		     gpu->cuda->cuLaunchKernel(near ? gpu->near_fn : gpu->far_fn, widest, n, 1,
+		     gpu->cuda->cuLaunchKernel(gpu->kernels[size], n, gpu->params.head.widest, 1,
 					       KVP_MOVE_THREADS, 1, 1, 0, gpu->stream, params,
 					       NULL),
 		     "cuLaunchKernel(kvp_move)");
@@ -328,7 +318,7 @@ int kvp_gpu_launch(struct kvp_gpu *gpu, uint64_t *ticket)
 	}
 	for (uint32_t at = 0; r == 0 && at < batch->jobs.n_entries; at += KVP_MOVE_ENTRIES)
 		r = launch_part(gpu, batch, at,
-				KVP_MIN(batch->jobs.n_entries - at, (uint32_t)KVP_MOVE_ENTRIES));
+				KVP_MIN(batch->jobs.n_entries - at, KVP_MOVE_ENTRIES));
 	if (r == 0)
 		r = check(gpu, gpu->cuda->cuEventRecord(batch->done, gpu->stream), "cuEventRecord");
 	if (r) {

@@ -125,9 +125,13 @@ static void add_stages(cJSON *object, const struct kvp_room_view *view)
 	add_stage(list, "created", from, from);
 	add_stage(list, "offered", from, view->offered_ns);
 	add_stage(list, "accepted", from, view->accepted_ns);
+	add_stage(list, "first chunk", from, view->first_chunk_ns);
+	add_stage(list, "first fence", from, view->first_fence_ns);
 	add_stage(list, "first want", from, view->first_want_ns);
 	add_stage(list, "first grant", from, view->first_grant_ns);
+	add_stage(list, "first packed", from, view->first_packed_ns);
 	add_stage(list, "first data", from, view->first_data_ns);
+	add_stage(list, "first unpack", from, view->first_unpack_ns);
 	add_stage(list, "last landed", from, view->last_landed_ns);
 	add_stage(list, "complete", from, view->complete_ns);
 	add_stage(list, "failed", from, view->failed_ns);

@@ -107,16 +107,21 @@ static int jobs_entry(struct kvp_jobs *jobs, const struct place *src, const stru
 	return 0;
 }
 
-/* Adds a run, cut so that a block's share stays small and steps fit their fields. */
-static int jobs_run(struct kvp_jobs *jobs, const struct kvp_run *run, uint32_t width)
+/* Rows of a run at most: a block's share stays small, and steps fit their fields and, in bytes, the
+ * kernel's 32 bits. */
+static uint32_t run_most(const struct kvp_move_entry *entry, const struct kvp_run *run)
 {
-	uint32_t most = KVP_MAX(KVP_JOBS_RUN_BYTES / width, 1u);
+	if (run->src_step > UINT16_MAX || run->dst_step > UINT16_MAX ||
+	    (uint64_t)run->src_step * entry->src_row_stride > UINT32_MAX ||
+	    (uint64_t)run->dst_step * entry->dst_row_stride > UINT32_MAX)
+		return 1;
+	return KVP_MAX(KVP_JOBS_RUN_BYTES / entry->width, 1u);
+}
 
-	if (run->src_step > UINT16_MAX || run->dst_step > UINT16_MAX)
-		most = 1;
+/* Adds a run of the newest entry, in cuts of `most` rows. */
+static int jobs_run(struct kvp_jobs *jobs, const struct kvp_run *run, uint32_t most)
+{
 	for (uint32_t at = 0; at < run->n; at += most) {
-		uint32_t n = KVP_MIN(run->n - at, most);
-
 		if (jobs->n_runs == jobs->max_runs)
 			return -ENOSPC;
 		jobs->runs[jobs->n_runs++] = (struct kvp_move_run){
@@ -126,23 +131,22 @@ static int jobs_run(struct kvp_jobs *jobs, const struct kvp_run *run, uint32_t w
 			.dst_slot = run->dst_slot + at * run->dst_step,
 			.src_step = (uint16_t)(most == 1 ? 0 : run->src_step),
 			.dst_step = (uint16_t)(most == 1 ? 0 : run->dst_step),
-			.n = n,
+			.n = KVP_MIN(run->n - at, most),
 		};
 	}
 	return 0;
 }
 
-/* Adds the runs of a walk; a slot's rows are dense in walk order. */
-static int jobs_walk(struct kvp_jobs *jobs, const struct walk *walk, uint32_t width)
+/* Adds the runs of a walk for the newest entry; a slot's rows are dense in walk order. */
+static int jobs_walk(struct kvp_jobs *jobs, const struct walk *walk)
 {
+	const struct kvp_move_entry *entry = &jobs->entries[jobs->n_entries - 1];
 	struct kvp_rows_iter it;
 	struct kvp_run run;
-	uint32_t row = 0;
+	uint32_t row = 0, most = 0;
 
 	kvp_rows_begin(&it, &walk->src, &walk->dst, walk->start, walk->tokens);
 	while (kvp_rows_next(&it, &run)) {
-		uint32_t n = run.n;
-
 		if (walk->src_slot) {
 			run.src_page = 0;
 			run.src_slot = row;
@@ -153,9 +157,11 @@ static int jobs_walk(struct kvp_jobs *jobs, const struct walk *walk, uint32_t wi
 			run.dst_slot = row;
 			run.dst_step = 1;
 		}
-		if (jobs_run(jobs, &run, width) < 0)
+		if (!most) /* steps are the same during a walk */
+			most = run_most(entry, &run);
+		if (jobs_run(jobs, &run, most) < 0)
 			return -ENOSPC;
-		row += n;
+		row += run.n;
 	}
 	return 0;
 }
@@ -269,7 +275,7 @@ static int jobs_part(struct kvp_jobs *jobs, const struct kvp_copy_piece *piece, 
 	}
 	walk_sides(&walk, piece->leg, pair, gather ? &piece->pool : NULL,
 		   gather ? NULL : &piece->pool);
-	if (jobs_walk(jobs, &walk, pair->bytes) < 0)
+	if (jobs_walk(jobs, &walk) < 0)
 		return -ENOSPC;
 	jobs_close(jobs, at, first);
 	return 0;
@@ -316,7 +322,7 @@ static int jobs_pair(struct kvp_jobs *jobs, const struct kvp_move_source *source
 		return 0;
 	}
 	walk_sides(&walk, leg, pair, &source->src, &move->dst);
-	if (jobs_walk(jobs, &walk, pair->bytes) < 0)
+	if (jobs_walk(jobs, &walk) < 0)
 		return -ENOSPC;
 	jobs_close(jobs, at, first);
 	return 0;
@@ -348,7 +354,7 @@ int kvp_jobs_bytes(struct kvp_jobs *jobs, uint64_t src, uint64_t dst, uint64_t b
 	const struct kvp_run one = { .src_step = 1, .dst_step = 1, .n = 1 };
 
 	if (rows && (jobs_entry(jobs, &from, &to, BYTES_ROW, jobs->n_runs) < 0 ||
-		     jobs_run(jobs, &all, BYTES_ROW) < 0))
+		     jobs_run(jobs, &all, KVP_JOBS_RUN_BYTES / BYTES_ROW) < 0))
 		return mark_undo(jobs, &mark);
 	if (rows)
 		jobs_close(jobs, mark.n_entries, mark.n_runs);
@@ -356,12 +362,47 @@ int kvp_jobs_bytes(struct kvp_jobs *jobs, uint64_t src, uint64_t dst, uint64_t b
 		uint32_t first = jobs->n_runs, at = jobs->n_entries;
 
 		if (jobs_entry(jobs, &from_rest, &to_rest, (uint32_t)rest, first) < 0 ||
-		    jobs_run(jobs, &one, (uint32_t)rest) < 0)
+		    jobs_run(jobs, &one, 1) < 0)
 			return mark_undo(jobs, &mark);
 		jobs_close(jobs, at, first);
 	}
 	jobs->bytes += bytes;
 	return 0;
+}
+
+static enum kvp_move_size size_of(uint32_t n_entries, uint32_t n_runs)
+{
+	static const uint32_t most[][2] = {
+#define MOST(name, entries, runs) { entries, runs },
+		KVP_MOVE_KERNELS(MOST)
+	};
+	int i = KVP_MOVE_SMALL;
+
+	while (i < KVP_MOVE_FAR && (n_entries > most[i][0] || n_runs > most[i][1]))
+		i++;
+	return (enum kvp_move_size)i;
+}
+
+enum kvp_move_size kvp_jobs_params(const struct kvp_jobs *jobs, uint32_t first, uint32_t n,
+				   uint64_t table, union kvp_move_params *params)
+{
+	const enum kvp_move_size size = size_of(n, jobs->n_runs);
+	struct kvp_move_run *const runs[] = { params->small.runs, params->near.runs,
+					      params->wide.runs, NULL };
+	uint32_t widest = 0;
+
+	/* The entries lie in the same place in all. */
+	memcpy(params->far.entries, jobs->entries + first, n * sizeof(*jobs->entries));
+	for (uint32_t i = 0; i < n; i++)
+		widest = KVP_MAX(widest, params->far.entries[i].n_runs);
+	params->head = (struct kvp_move_head){
+		.n_entries = n,
+		.widest = widest,
+		.table = (const struct kvp_move_run *)(uintptr_t)table,
+	};
+	if (runs[size])
+		memcpy(runs[size], jobs->runs, jobs->n_runs * sizeof(*jobs->runs));
+	return size;
 }
 
 void kvp_jobs_run_host(const struct kvp_jobs *jobs)

@@ -40,5 +40,13 @@ int kvp_jobs_move(struct kvp_jobs *jobs, const struct kvp_move_source *source,
 /* Plain bytes, such as a segment. */
 int kvp_jobs_bytes(struct kvp_jobs *jobs, uint64_t src, uint64_t dst, uint64_t bytes);
 
+/*
+ * Fills the parameters of the launch of entries [first, first + n), at most KVP_MOVE_ENTRIES: those
+ * of the smallest kernel that takes them, which it returns. `table`: where the device finds the
+ * runs. head.widest 0: no entry has rows, and there is nothing to launch.
+ */
+enum kvp_move_size kvp_jobs_params(const struct kvp_jobs *jobs, uint32_t first, uint32_t n,
+				   uint64_t table, union kvp_move_params *params);
+
 /* Does what the kernel does, with the processor; addresses are the host's. */
 void kvp_jobs_run_host(const struct kvp_jobs *jobs);

@@ -159,6 +159,7 @@ struct kvp_room_view {
 	const char *mode;       /* "local", "landing", "" */
 	uint64_t offered_ns, accepted_ns, first_want_ns, first_grant_ns, first_data_ns,
 		last_landed_ns, complete_ns, failed_ns, released_ns; /* 0: not reached */
+	uint64_t first_chunk_ns, first_fence_ns, first_packed_ns, first_unpack_ns;
 	uint64_t pieces, bytes, raw_rows, gather_ns;
 	uint64_t pages_held; /* destination, unreleased */
 	uint32_t pool_client_id;

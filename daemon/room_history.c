@@ -154,6 +154,10 @@ static void view_board(const struct kvp_board *board, struct kvp_room_view *view
 	view->first_grant_ns = atomic_load(&board->first_grant_ns);
 	view->first_data_ns = atomic_load(&board->first_data_ns);
 	view->last_landed_ns = atomic_load(&board->last_landed_ns);
+	view->first_chunk_ns = atomic_load(&board->first_chunk_ns);
+	view->first_fence_ns = atomic_load(&board->first_fence_ns);
+	view->first_packed_ns = atomic_load(&board->first_packed_ns);
+	view->first_unpack_ns = atomic_load(&board->first_unpack_ns);
 	view->pieces = atomic_load(&board->pieces);
 	view->bytes = atomic_load(&board->bytes);
 	view->raw_rows = atomic_load(&board->raw_rows);

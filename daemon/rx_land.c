@@ -302,6 +302,7 @@ static int piece_scatter(struct kvp_lane *lane, struct kvp_rx_piece *piece)
 		return 0;
 	}
 
+	kvp_board_once(&rx->order->board->first_unpack_ns, lane->now_ns);
 	TAILQ_REMOVE(&lane->rx_here, piece, queue);
 	lane->here--;
 	rx->n_here--;

@@ -111,6 +111,7 @@ static void advance_fence(struct kvp_tx *tx)
 		if (r == 0)
 			break;
 		tx->unfenced->fenced = true;
+		kvp_board_once(&tx->order->board->first_fence_ns, lane->now_ns);
 		tx->unfenced = TAILQ_NEXT(tx->unfenced, link);
 	}
 
@@ -171,6 +172,7 @@ void kvp_tx_chunk(struct kvp_lane *lane, struct kvp_order_chunk *order)
 	tx->last_seen = tx->last_seen || order->last;
 	if (!tx->unfenced)
 		tx->unfenced = chunk;
+	kvp_board_once(&tx->order->board->first_chunk_ns, lane->now_ns);
 	kvp_tx_dirty(tx);
 	if (!tx->started)
 		return;

@@ -205,6 +205,8 @@ void kvp_tx_gathered(struct kvp_tx_piece *piece)
 
 	piece->gathered = true;
 	piece->chunk->to_gather--;
+	kvp_board_once(&piece->leg->tx->order->board->first_packed_ns,
+		       piece->leg->tx->lane->now_ns);
 	kvp_tx_dirty(piece->leg->tx);
 }
 

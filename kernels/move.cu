@@ -2,15 +2,56 @@
 
 #include "kernels/move.h"
 
-/* Streaming accesses: rows are read once and written once, so they need not stay in the caches. */
+/*
+ * Variants that tests/gpu/sweep.sh compares; the defaults are what was fastest there.
+ *   KVP_MOVE_LOADS, KVP_MOVE_STORES  0: streaming (evict first), 1: plain, 2: past L1
+ *   KVP_MOVE_MIN_BLOCKS              of a multiprocessor, for the registers of a thread
+ *   KVP_MOVE_RUN_FIRST               block (x, y): run x of entry y, else entry x, run y
+ */
+#ifndef KVP_MOVE_LOADS
+#define KVP_MOVE_LOADS 0
+#endif
+#ifndef KVP_MOVE_STORES
+#define KVP_MOVE_STORES 0
+#endif
+#ifndef KVP_MOVE_MIN_BLOCKS
+#define KVP_MOVE_MIN_BLOCKS 1
+#endif
+#ifndef KVP_MOVE_RUN_FIRST
+#define KVP_MOVE_RUN_FIRST 0
+#endif
+
+/* For who launches a cubin: threads, run first, stages and blocks of a multiprocessor (0: all). */
+extern "C" __constant__ uint32_t kvp_move_config[4] = { KVP_MOVE_THREADS, KVP_MOVE_RUN_FIRST, 0,
+							0 };
+
+/* Rows are read once and written once, so they need not stay in the caches. */
 template <typename unit> static __device__ __forceinline__ unit load(const unit *at)
 {
-	return __ldcs(at);
+	return KVP_MOVE_LOADS == 1 ? __ldg(at) : __ldcs(at);
+}
+
+static __device__ __forceinline__ uint4 load(const uint4 *at)
+{
+	if (KVP_MOVE_LOADS == 2) {
+		uint4 v;
+
+		asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+			     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+			     : "l"(at));
+		return v;
+	}
+	return KVP_MOVE_LOADS == 1 ? __ldg(at) : __ldcs(at);
 }
 
 template <typename unit> static __device__ __forceinline__ void store(unit *at, unit value)
 {
-	__stcs(at, value);
+	if (KVP_MOVE_STORES == 1)
+		*at = value;
+	else if (KVP_MOVE_STORES == 2)
+		__stcg(at, value);
+	else
+		__stcs(at, value);
 }
 
 /* idx / units, exact for idx < 2^31: a multiplication instead of a division for each unit. */
@@ -19,78 +60,110 @@ static __device__ __forceinline__ uint32_t row_of(uint32_t idx, const struct kvp
 	return e.magic ? __umulhi(idx, e.magic) >> e.shift : idx >> e.shift;
 }
 
+/* Unit `idx` of a run's rows, `step` bytes apart; DENSE: one row follows the other. */
+template <typename unit, bool DENSE>
+static __device__ __forceinline__ uint64_t at_unit(uint64_t base, uint32_t step, uint32_t idx,
+						   uint32_t units, const struct kvp_move_entry &e)
+{
+	if (DENSE)
+		return base + idx * (uint64_t)sizeof(unit);
+
+	const uint32_t row = row_of(idx, e);
+
+	return base + (uint64_t)row * step + (idx - row * units) * sizeof(unit);
+}
+
 /*
  * One block copies one run of one entry, unit by unit in row order, IN_FLIGHT units a thread at a
  * time: all loads are issued before the first store.
  */
-template <typename unit, int IN_FLIGHT>
+template <typename unit, int IN_FLIGHT, bool SRC_DENSE, bool DST_DENSE>
 static __device__ __forceinline__ void copy_run(const struct kvp_move_entry &e,
 						const struct kvp_move_run &run)
 {
 	const uint32_t units = e.width / sizeof(unit);
 	const uint32_t total = run.n * units;
-	const char *src = (const char *)e.src + run.src_page * e.src_page_stride +
-			  (uint64_t)run.src_slot * e.src_row_stride;
-	char *dst = (char *)e.dst + run.dst_page * e.dst_page_stride +
-		    (uint64_t)run.dst_slot * e.dst_row_stride;
-	const uint64_t src_step = (uint64_t)run.src_step * e.src_row_stride;
-	const uint64_t dst_step = (uint64_t)run.dst_step * e.dst_row_stride;
+	const uint64_t src = e.src + run.src_page * e.src_page_stride +
+			     (uint64_t)run.src_slot * e.src_row_stride;
+	const uint64_t dst = e.dst + run.dst_page * e.dst_page_stride +
+			     (uint64_t)run.dst_slot * e.dst_row_stride;
+	/* Whoever makes the tables sees to it that these fit. */
+	const uint32_t src_step = run.src_step * e.src_row_stride;
+	const uint32_t dst_step = run.dst_step * e.dst_row_stride;
 
 	for (uint32_t i = threadIdx.x; i < total; i += IN_FLIGHT * KVP_MOVE_THREADS) {
 		unit value[IN_FLIGHT];
-		unit *to[IN_FLIGHT];
 
 #pragma unroll
 		for (int k = 0; k < IN_FLIGHT; k++) {
 			const uint32_t at = i + k * KVP_MOVE_THREADS;
-			const uint32_t row = row_of(at, e);
-			const uint32_t col = at - row * units;
 
-			to[k] = (unit *)(dst + row * dst_step) + col;
 			if (at < total)
-				value[k] = load((const unit *)(src + row * src_step) + col);
+				value[k] = load((const unit *)at_unit<unit, SRC_DENSE>(
+					src, src_step, at, units, e));
 		}
 #pragma unroll
-		for (int k = 0; k < IN_FLIGHT; k++)
-			if (i + k * KVP_MOVE_THREADS < total)
-				store(to[k], value[k]);
+		for (int k = 0; k < IN_FLIGHT; k++) {
+			const uint32_t at = i + k * KVP_MOVE_THREADS;
+
+			if (at < total)
+				store((unit *)at_unit<unit, DST_DENSE>(dst, dst_step, at, units, e),
+				      value[k]);
+		}
 	}
 }
 
-static __device__ __forceinline__ void move_block(const struct kvp_move_entry &e,
+/* What rows of today's caches take: 16 bytes at a time. */
+static __device__ __forceinline__ void copy_wide(const struct kvp_move_entry &e,
+						 const struct kvp_move_run &run)
+{
+	const bool src_dense = run.src_step * e.src_row_stride == e.width;
+	const bool dst_dense = run.dst_step * e.dst_row_stride == e.width;
+
+	if (dst_dense && src_dense)
+		copy_run<uint4, KVP_MOVE_IN_FLIGHT, true, true>(e, run);
+	else if (dst_dense)
+		copy_run<uint4, KVP_MOVE_IN_FLIGHT, false, true>(e, run);
+	else if (src_dense)
+		copy_run<uint4, KVP_MOVE_IN_FLIGHT, true, false>(e, run);
+	else
+		copy_run<uint4, KVP_MOVE_IN_FLIGHT, false, false>(e, run);
+}
+
+static __device__ __forceinline__ void move_block(const struct kvp_move_entry *entries,
 						  const struct kvp_move_run *table)
 {
-	if (blockIdx.x >= e.n_runs)
+	const uint32_t at_entry = KVP_MOVE_RUN_FIRST ? blockIdx.y : blockIdx.x;
+	const uint32_t at_run = KVP_MOVE_RUN_FIRST ? blockIdx.x : blockIdx.y;
+	const struct kvp_move_entry &e = entries[at_entry];
+
+	if (at_run >= e.n_runs)
 		return;
 
-	const struct kvp_move_run run = table[e.first_run + blockIdx.x];
+	const struct kvp_move_run run = table[e.first_run + at_run];
 
 	switch (e.unit_log) {
 	case 4:
-		copy_run<uint4, KVP_MOVE_IN_FLIGHT>(e, run);
+		copy_wide(e, run);
 		break;
 	case 3:
-		copy_run<uint2, KVP_MOVE_IN_FLIGHT>(e, run);
+		copy_run<uint2, KVP_MOVE_IN_FLIGHT, false, false>(e, run);
 		break;
 	case 2:
-		copy_run<uint32_t, KVP_MOVE_IN_FLIGHT>(e, run);
+		copy_run<uint32_t, KVP_MOVE_IN_FLIGHT, false, false>(e, run);
 		break;
 	case 1:
-		copy_run<uint16_t, KVP_MOVE_IN_FLIGHT>(e, run);
+		copy_run<uint16_t, KVP_MOVE_IN_FLIGHT, false, false>(e, run);
 		break;
 	default:
-		copy_run<uint8_t, KVP_MOVE_IN_FLIGHT>(e, run);
+		copy_run<uint8_t, KVP_MOVE_IN_FLIGHT, false, false>(e, run);
 	}
 }
 
-extern "C" __global__ void __launch_bounds__(KVP_MOVE_THREADS)
-kvp_move(const __grid_constant__ struct kvp_move_job job)
-{
-	move_block(job.entries[blockIdx.y], job.table);
-}
-
-extern "C" __global__ void __launch_bounds__(KVP_MOVE_THREADS)
-kvp_move_near(const __grid_constant__ struct kvp_move_near_job near)
-{
-	move_block(near.job.entries[blockIdx.y], near.runs);
-}
+#define KVP_MOVE_KERNEL(name, n_entries, n_runs)                                              \
+	extern "C" __global__ void __launch_bounds__(KVP_MOVE_THREADS, KVP_MOVE_MIN_BLOCKS)  \
+		name(const __grid_constant__ struct name##_params params)                    \
+	{                                                                                     \
+		move_block(params.entries, (n_runs) > 1 ? params.runs : params.head.table);  \
+	}
+KVP_MOVE_KERNELS(KVP_MOVE_KERNEL)

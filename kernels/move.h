@@ -5,8 +5,8 @@
  * The one kernel: copies rows between two places, each a pool or a slot. Gather, scatter and pool
  * to pool differ only in what the two places are. Shared by C and CUDA C++.
  *
- * A job is a set of runs (what the planner yields) applied to a set of entries. The run table and
- * the entry table travel by value as kernel parameters, or lie in pinned host memory that the
+ * A job is a set of runs (what the planner yields) applied to a set of entries. Both tables travel
+ * by value as kernel parameters; runs that are too many for that lie in pinned host memory that the
  * kernel reads: no upload, no synchronisation. A slot is a place with page_stride 0 and dense rows.
  */
 
@@ -39,23 +39,48 @@ struct kvp_move_entry {
 #ifndef KVP_MOVE_IN_FLIGHT
 #define KVP_MOVE_IN_FLIGHT 6 /* units of a thread on their way at a time */
 #endif
-#define KVP_MOVE_ENTRIES 64 /* of a launch */
-#ifndef KVP_MOVE_RUNS
-#define KVP_MOVE_RUNS 512 /* of a launch with the runs by value */
-#endif
 
-/*
- * What a launch needs beside the runs. Block (x, y) copies run x of entry y; entries with fewer
- * runs than the grid is wide leave the rest at once.
- */
-struct kvp_move_job {
+/* What every launch has in front of its tables. */
+struct kvp_move_head {
 	uint32_t n_entries;
-	const struct kvp_move_run *table; /* pinned host memory, as the device sees it */
-	struct kvp_move_entry entries[KVP_MOVE_ENTRIES];
+	uint32_t widest;                  /* runs of the entry that has most */
+	const struct kvp_move_run *table; /* of kvp_move_far: as the device sees it */
 };
 
-/* The same with the runs by value: at most 32,764 bytes of parameters (CUDA 12.1, sm_70 on). */
-struct kvp_move_near_job {
-	struct kvp_move_job job;
-	struct kvp_move_run runs[KVP_MOVE_RUNS];
+/*
+ * The same kernel with tables of several sizes, since the driver copies all of them at every
+ * launch; at most 32,764 bytes of parameters (CUDA 12.1, sm_70 on).
+ */
+#define KVP_MOVE_KERNELS(X)        \
+	X(kvp_move_small, 16, 120) \
+	X(kvp_move_near, 64, 512)  \
+	X(kvp_move_wide, 256, 672) \
+	X(kvp_move_far, 496, 1) /* runs in pinned host memory */
+
+#define KVP_MOVE_PARAMS(name, n_entries, n_runs)          \
+	struct name##_params {                            \
+		struct kvp_move_head head;                \
+		struct kvp_move_entry entries[n_entries]; \
+		struct kvp_move_run runs[n_runs];         \
+	};
+KVP_MOVE_KERNELS(KVP_MOVE_PARAMS)
+
+#define KVP_MOVE_ENTRIES 496u /* of a launch */
+#define KVP_MOVE_RUNS 672u    /* of a launch with the runs by value, at most */
+
+/* In which order the kernels are named above. */
+enum kvp_move_size {
+	KVP_MOVE_SMALL,
+	KVP_MOVE_NEAR,
+	KVP_MOVE_WIDE,
+	KVP_MOVE_FAR,
+	KVP_MOVE_SIZES,
+};
+
+union kvp_move_params {
+	struct kvp_move_head head;
+	struct kvp_move_small_params small;
+	struct kvp_move_near_params near;
+	struct kvp_move_wide_params wide;
+	struct kvp_move_far_params far;
 };

@@ -440,6 +440,10 @@ static void end_advance(struct kvp_rows_end *end, uint32_t n)
 {
 	uint64_t slot = end->slot + (uint64_t)n * end->step;
 
+	if (slot >= end->page) { /* the next page, as a rule: no division */
+		end->idx++;
+		slot -= end->page;
+	}
 	if (slot >= end->page) {
 		end->idx += slot / end->page;
 		slot %= end->page;

@@ -3,7 +3,8 @@
 /*
  * The demo: two daemons on this machine as two nodes, four prefill ranks and four decode ranks as
  * processes, one prompt of 32,701 tokens, every row of every rank checked. The same with packing
- * off and with one daemon for both ends. The exit status says whether every byte was right.
+ * off and with one daemon for both ends. Caches are on the first GPU where there is one and the
+ * daemon was built with CUDA. The exit status says whether every byte was right.
  */
 
 #include <cjson/cJSON.h>
@@ -13,7 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "tests/support_rig.h"
+#include "tests/support_device.h"
 
 #define ROOM 7000u
 #define RANKS 4u /* of each engine */
@@ -40,6 +41,10 @@ static struct shared {
 	char transport[128];
 	char status[2][8192]; /* kvpackctl status of both nodes */
 } * shared;
+
+static enum device_kind caches;        /* where they are */
+static const char *config;             /* of the daemons */
+static char gpu[100] = "no GPU found"; /* its name, or why it is not used */
 
 struct rank {
 	struct rig *rig;
@@ -86,11 +91,13 @@ static void prefill_run(void *arg)
 
 	for (i = 0; i < LAYERS; i++)
 		(void)rig_pool_entry(&pool, i, ROW, PAGE, PREFILL_PAGES);
-	rig_pool_make(&pool, client, "prefill", 10 + r->rank);
+	device_pool_allocate(&pool, "prefill", 10 + r->rank, caches);
+	device_pool_register(&pool, client, "prefill");
 	rig_pages(pages, PREFILL_PAGES - 1, 1, PREFILL_PAGES, 100 + r->rank);
 	side.pages = pages;
 	side.n_pages = PREFILL_PAGES - 1;
 	rig_put_rows(pool.mem, &pool, &side, 0, TOKENS, &key);
+	device_pool_push(&pool);
 	for (i = 0; i < r->reps; i++) {
 		struct kvp_open open = KVP_OPEN_INIT;
 
@@ -128,6 +135,7 @@ static void decode_check(const struct rank *r, const struct rig_pool *pool,
 
 	decode_cached(image, pool, side);
 	rig_put_rows(image, pool, side, CACHED, TOKENS, &key);
+	device_pool_pull(pool);
 	rig_pool_check(pool, image, "demo");
 	free(image);
 	__atomic_fetch_add(&shared->checked, 1, __ATOMIC_RELAXED);
@@ -172,11 +180,13 @@ static void decode_run(void *arg)
 
 	for (i = 0; i < LAYERS; i++)
 		(void)rig_pool_entry(&pool, i, ROW, PAGE, DECODE_PAGES);
-	rig_pool_make(&pool, client, "decode", 20 + r->rank);
+	device_pool_allocate(&pool, "decode", 20 + r->rank, caches);
+	device_pool_register(&pool, client, "decode");
 	rig_pages(pages, DECODE_PAGES - 1, 1, DECODE_PAGES, 200); /* the same on all ranks */
 	for (i = 0; i < r->reps; i++) {
 		rig_pool_reset(&pool);
 		decode_cached(pool.mem, &pool, &side);
+		device_pool_push(&pool);
 		decode_expect(r, client, pool.id, &side, i, &room);
 		rank_ready(r, RANKS + r->rank, i);
 		RIG_REQUIRE(rig_await(client, room, KVP_WAIT_TERMINAL, SECS).complete);
@@ -365,37 +375,54 @@ static double transfers(struct rig *rig, const char *what, uint32_t reps, bool s
 
 static void packed(struct rig *rig)
 {
-	(void)rig_daemon_start(rig, "prefill", NULL);
-	(void)rig_daemon_start(rig, "decode", NULL);
+	(void)rig_daemon_start(rig, "prefill", config);
+	(void)rig_daemon_start(rig, "decode", config);
 	shared->packed_s = transfers(rig, "node to node", 5, true);
 }
 
+/* In host memory: a transport cannot read single rows of a GPU. */
 static void unpacked(struct rig *rig)
 {
+	caches = DEVICE_NONE;
 	(void)rig_daemon_start(rig, "prefill", "[lane]\npack = off\n");
 	(void)rig_daemon_start(rig, "decode", "[lane]\npack = off\n");
-	shared->raw_s = transfers(rig, "node to node, packing off", 3, false);
+	shared->raw_s = transfers(
+		rig, config ? "host memory, packing off" : "node to node, packing off", 3, false);
 }
 
 static void local(struct rig *rig)
 {
-	(void)rig_daemon_start(rig, "both", NULL);
+	(void)rig_daemon_start(rig, "both", config);
 	(void)transfers(rig, "local, one daemon", 5, false);
 }
 
 static void introduce(void)
 {
-	printf("kvpack: two daemons on this machine as two nodes, pools in host memory, %s\n"
+	printf("kvpack: two daemons on this machine as two nodes, caches %s, %s\n"
 	       "prefill  TP %u, %u processes    decode  TP %u, DCP %u, %u processes    one room "
 	       "id\n"
 	       "model    %u entries of %u-byte rows, pages of %u tokens in random order at both "
 	       "ends\n"
 	       "prompt   %u tokens, %u of them cached at decode, the rest in chunks of %u\n\n",
-	       access("/dev/nvidiactl", F_OK) ? "no GPU found" : "GPUs are not used by this demo",
-	       RANKS, RANKS, RANKS, RANKS, RANKS, LAYERS, ROW, PAGE, TOKENS, CACHED, CHUNK);
+	       config ? "on a GPU" : "in host memory", gpu, RANKS, RANKS, RANKS, RANKS, RANKS,
+	       LAYERS, ROW, PAGE, TOKENS, CACHED, CHUNK);
 	printf("%-26s %9s %9s %9s %11s %11s %12s\n", "", "rows", "raw ops", "ops made", "bytes",
 	       "time", "rate");
 	fflush(stdout);
+}
+
+static void choose_caches(void)
+{
+	char name[60];
+
+	if (!device_found(name, sizeof(name)))
+		return;
+	snprintf(gpu, sizeof(gpu), "%s%s", name,
+		 device_served() ? "" : " is not used: built without CUDA");
+	if (!device_served())
+		return;
+	caches = DEVICE_IPC;
+	config = "[gpu]\ndevices = all\n";
 }
 
 int main(void)
@@ -412,6 +439,7 @@ int main(void)
 	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
 		      0);
 	RIG_REQUIRE(shared != MAP_FAILED);
+	choose_caches();
 	introduce();
 	for (i = 0; i < KVP_ARRAY_SIZE(scenarios); i++)
 		ok = ((scenarios[i].run == unpacked && !raw) || rig_run(&scenarios[i])) && ok;
@@ -423,10 +451,11 @@ int main(void)
 	printf("\ntimes are medians of 5 (packing off: 3), from the first submit to the last "
 	       "complete;\n"
 	       "packing makes it %.1f times faster; data went over %s\n"
-	       "checked: %llu pools of decode ranks, every row equal to its source, no other byte "
+	       "checked: %llu pools of decode ranks%s, every row equal to its source, no other "
+	       "byte "
 	       "touched\n",
 	       shared->raw_s / shared->packed_s, shared->transport[0] ? shared->transport : "UCX",
-	       (unsigned long long)shared->checked);
+	       (unsigned long long)shared->checked, config ? " on the GPU" : "");
 	for (i = 0; i < 2; i++)
 		printf("\n$ kvpackctl status    (node %s, before the fifth transfer)\n%s",
 		       i ? "decode" : "prefill", shared->status[i]);

@@ -106,6 +106,8 @@ struct rig_pool {
 	int fd;
 	uint32_t id;   /* as registered */
 	uint64_t salt; /* of its background */
+	/* On a GPU (tests/support_device.h), with mem a copy; 0: mem is the pool. */
+	uint64_t device, device_bytes, chunk_bytes;
 };
 
 /* Appends an entry behind those before, rows dense, 64 bytes between pages; the caller may change

@@ -1,0 +1,743 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A CUDA driver that is none: libcuda.so.1 for a machine without a GPU. Device memory is memory of
+ * the host that processes share, streams do at once what they are given, and the one kernel is done
+ * by the processor. What it says of handles that are no good, of memory that a dead process's
+ * mappings keep, and of how much is free, is what a real one says.
+ *
+ * For the programs that play engines with real daemons. In-process tests have tests/fake_gpu.c.
+ */
+
+#include <cuda.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "kernels/move.h"
+
+#define NAME "fake-gpu-memory"
+#define TOTAL_BYTES (UINT64_C(8) << 30)
+#define MAPS 1024u
+#define GRAIN (UINT64_C(2) << 20)
+
+/* A mapping of device memory: an allocation of this process or of another, or a chunk. */
+struct map {
+	uint64_t addr, bytes;
+	int fd; /* -1: none of ours */
+	bool chunk, reserved, ipc;
+};
+
+/* What a chunk's handle is. */
+struct chunk {
+	int fd;
+	uint64_t bytes;
+};
+
+struct ipc {
+	char magic[8];
+	uint64_t pid, fd, inode, bytes;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct map maps[MAPS];
+static int kernels[KVP_MOVE_SIZES], something; /* their addresses are handles */
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static struct map *map_new(void)
+{
+	for (uint32_t i = 0; i < MAPS; i++)
+		if (!maps[i].addr)
+			return &maps[i];
+	abort();
+}
+
+static struct map *map_at(uint64_t addr)
+{
+	for (uint32_t i = 0; i < MAPS; i++)
+		if (maps[i].addr && !maps[i].reserved && addr >= maps[i].addr &&
+		    addr < maps[i].addr + maps[i].bytes)
+			return &maps[i];
+	return NULL;
+}
+
+static struct map *map_add(uint64_t addr, uint64_t bytes, int fd)
+{
+	struct map *map = map_new();
+
+	*map = (struct map){ .addr = addr, .bytes = bytes, .fd = fd };
+	return map;
+}
+
+static int memory_new(uint64_t bytes)
+{
+	int fd = memfd_create(NAME, MFD_CLOEXEC);
+
+	if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0)
+		abort();
+	return fd;
+}
+
+static void *memory_map(int fd, uint64_t bytes, void *at)
+{
+	void *map =
+		mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at ? MAP_FIXED : 0), fd, 0);
+
+	if (map == MAP_FAILED)
+		abort();
+	return map;
+}
+
+/* Each inode once, whoever maps it: its size, from the lines of /proc/PID/maps. */
+static void used_by(const char *pid, uint64_t inodes[MAPS], uint32_t *n, uint64_t *used)
+{
+	char path[300], line[512];
+	FILE *file;
+
+	(void)snprintf(path, sizeof(path), "/proc/%s/maps", pid);
+	file = fopen(path, "re");
+	while (file && fgets(line, sizeof(line), file)) {
+		uint64_t from, to, inode;
+		uint32_t i = 0;
+
+		if (!strstr(line, "/memfd:" NAME) ||
+		    sscanf(line, "%" SCNx64 "-%" SCNx64 " %*s %*s %*s %" SCNu64, &from, &to,
+			   &inode) != 3) /* NOLINT(cert-err34-c): the kernel's numbers */
+			continue;
+		while (i < *n && inodes[i] != inode)
+			i++;
+		if (i < *n || *n == MAPS)
+			continue;
+		inodes[(*n)++] = inode;
+		*used += to - from;
+	}
+	if (file)
+		(void)fclose(file);
+}
+
+CUresult cuMemGetInfo(size_t *free_bytes, size_t *total)
+{
+	uint64_t inodes[MAPS], used = 0;
+	uint32_t n = 0;
+	DIR *dir = opendir("/proc");
+
+	for (const struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir))
+		if (e->d_name[0] >= '0' && e->d_name[0] <= '9')
+			used_by(e->d_name, inodes, &n, &used);
+	if (dir)
+		(void)closedir(dir);
+	*total = TOTAL_BYTES;
+	*free_bytes = used < TOTAL_BYTES ? TOTAL_BYTES - used : 0;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemAlloc(CUdeviceptr *out, size_t bytes)
+{
+	size_t left, total;
+	int fd;
+
+	(void)cuMemGetInfo(&left, &total); /* cannot fail */
+	if (bytes == 0 || bytes > left)
+		return bytes ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+	bytes = (bytes + GRAIN - 1) / GRAIN * GRAIN;
+	fd = memory_new(bytes);
+	pthread_mutex_lock(&lock);
+	*out = map_add((uintptr_t)memory_map(fd, bytes, NULL), bytes, fd)->addr;
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+static CUresult unmap(CUdeviceptr addr, bool ipc)
+{
+	struct map *map;
+	CUresult res = CUDA_ERROR_INVALID_VALUE;
+
+	pthread_mutex_lock(&lock);
+	map = map_at(addr);
+	if (map && map->addr == addr && !map->chunk && map->ipc == ipc) {
+		(void)munmap((void *)(uintptr_t)addr, map->bytes);
+		if (map->fd >= 0)
+			(void)close(map->fd);
+		map->addr = 0;
+		res = CUDA_SUCCESS;
+	}
+	pthread_mutex_unlock(&lock);
+	return res;
+}
+
+CUresult cuMemFree(CUdeviceptr addr)
+{
+	return unmap(addr, false);
+}
+
+CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *bytes, CUdeviceptr addr)
+{
+	const struct map *map;
+
+	pthread_mutex_lock(&lock);
+	map = map_at(addr);
+	if (map && base)
+		*base = map->addr;
+	if (map && bytes)
+		*bytes = map->bytes;
+	pthread_mutex_unlock(&lock);
+	return map ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned int flags)
+{
+	(void)flags;
+	*out = mmap(NULL, bytes + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (*out == MAP_FAILED)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*(size_t *)*out = bytes + 4096;
+	*out = (char *)*out + 4096;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemFreeHost(void *host)
+{
+	void *base = (char *)host - 4096;
+
+	return munmap(base, *(size_t *)base) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemHostGetDevicePointer(CUdeviceptr *out, void *host, unsigned int flags)
+{
+	(void)flags;
+	*out = (uintptr_t)host;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemHostRegister(void *host, size_t bytes, unsigned int flags)
+{
+	(void)bytes;
+	(void)flags;
+	return host ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemHostUnregister(void *host)
+{
+	return host ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- other processes ------------------------------------------------------------------------- */
+
+CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr addr)
+{
+	const struct map *map;
+	struct ipc ipc = { .magic = "fakegpu", .pid = (uint64_t)getpid() };
+	struct stat st;
+	CUresult res = CUDA_ERROR_INVALID_VALUE;
+
+	pthread_mutex_lock(&lock);
+	map = map_at(addr);
+	if (map && !map->chunk && map->fd >= 0 && fstat(map->fd, &st) == 0) {
+		ipc.fd = (uint64_t)map->fd;
+		ipc.bytes = map->bytes;
+		ipc.inode = st.st_ino;
+		memset(handle, 0, sizeof(*handle));
+		memcpy(handle, &ipc, sizeof(ipc));
+		res = CUDA_SUCCESS;
+	}
+	pthread_mutex_unlock(&lock);
+	return res;
+}
+
+CUresult cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle handle, unsigned int flags)
+{
+	struct ipc ipc;
+	struct stat st;
+	char path[64];
+	int fd;
+
+	(void)flags;
+	memcpy(&ipc, &handle, sizeof(ipc));
+	if (memcmp(ipc.magic, "fakegpu", 8) != 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (ipc.pid == (uint64_t)getpid())
+		return CUDA_ERROR_INVALID_CONTEXT;
+	(void)snprintf(path, sizeof(path), "/proc/%" PRIu64 "/fd/%" PRIu64, ipc.pid, ipc.fd);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0 || fstat(fd, &st) < 0 || st.st_ino != ipc.inode) {
+		if (fd >= 0)
+			(void)close(fd);
+		return CUDA_ERROR_MAP_FAILED;
+	}
+	pthread_mutex_lock(&lock);
+	*out = (uintptr_t)memory_map(fd, ipc.bytes, NULL);
+	map_add(*out, ipc.bytes, -1)->ipc = true;
+	pthread_mutex_unlock(&lock);
+	(void)close(fd);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr addr)
+{
+	return unmap(addr, true);
+}
+
+/* ---- virtual memory: a handle is a struct chunk ---------------------------------------------- */
+
+static CUmemGenericAllocationHandle chunk_handle(int fd, uint64_t bytes)
+{
+	struct chunk *chunk = malloc(sizeof(*chunk));
+
+	if (!chunk)
+		abort();
+	*chunk = (struct chunk){ fd, bytes };
+	return (uintptr_t)chunk;
+}
+
+static struct chunk *chunk_of(CUmemGenericAllocationHandle handle)
+{
+	return (struct chunk *)(uintptr_t)handle;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes,
+		     const CUmemAllocationProp *prop, unsigned long long flags)
+{
+	(void)flags;
+	if (bytes == 0 || bytes % GRAIN || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+		return CUDA_ERROR_INVALID_VALUE;
+	*out = chunk_handle(memory_new(bytes), bytes);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+	(void)close(chunk_of(handle)->fd);
+	free(chunk_of(handle));
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t align, CUdeviceptr at,
+			     unsigned long long flags)
+{
+	void *map =
+		mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	(void)align;
+	(void)at;
+	(void)flags;
+	if (map == MAP_FAILED)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*out = (uintptr_t)map;
+	pthread_mutex_lock(&lock);
+	map_add(*out, bytes, -1)->reserved = true;
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressFree(CUdeviceptr addr, size_t bytes)
+{
+	CUresult res = CUDA_ERROR_INVALID_VALUE;
+
+	pthread_mutex_lock(&lock);
+	for (uint32_t i = 0; i < MAPS; i++)
+		if (maps[i].reserved && maps[i].addr == addr && maps[i].bytes == bytes) {
+			(void)munmap((void *)(uintptr_t)addr, bytes);
+			maps[i] = (struct map){ 0 };
+			res = CUDA_SUCCESS;
+		}
+	pthread_mutex_unlock(&lock);
+	return res;
+}
+
+CUresult cuMemMap(CUdeviceptr addr, size_t bytes, size_t offset,
+		  CUmemGenericAllocationHandle handle, unsigned long long flags)
+{
+	const struct chunk *chunk = chunk_of(handle);
+
+	(void)flags;
+	if (offset || bytes != chunk->bytes)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&lock);
+	(void)memory_map(chunk->fd, bytes, (void *)(uintptr_t)addr);
+	map_add(addr, bytes, dup(chunk->fd))->chunk = true;
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemUnmap(CUdeviceptr addr, size_t bytes)
+{
+	pthread_mutex_lock(&lock);
+	for (uint32_t i = 0; i < MAPS; i++)
+		if (maps[i].chunk && maps[i].addr >= addr &&
+		    maps[i].addr + maps[i].bytes <= addr + bytes) {
+			(void)mmap((void *)(uintptr_t)maps[i].addr, maps[i].bytes, PROT_NONE,
+				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+			(void)close(maps[i].fd);
+			maps[i] = (struct map){ 0 };
+		}
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemSetAccess(CUdeviceptr addr, size_t bytes, const CUmemAccessDesc *desc, size_t n)
+{
+	(void)bytes;
+	(void)desc;
+	(void)n;
+	return map_at(addr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *addr)
+{
+	const struct map *map;
+	CUresult res = CUDA_ERROR_INVALID_VALUE;
+
+	pthread_mutex_lock(&lock);
+	map = map_at((uintptr_t)addr);
+	if (map && map->chunk) {
+		*out = chunk_handle(dup(map->fd), map->bytes);
+		res = CUDA_SUCCESS;
+	}
+	pthread_mutex_unlock(&lock);
+	return res;
+}
+
+CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
+				      CUmemAllocationHandleType type, unsigned long long flags)
+{
+	(void)flags;
+	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	*(int *)out = dup(chunk_of(handle)->fd);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *fd,
+					CUmemAllocationHandleType type)
+{
+	char path[64], link[64] = "";
+	struct stat st;
+
+	(void)type;
+	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", (int)(intptr_t)fd);
+	if (readlink(path, link, sizeof(link) - 1) < 0 || !strstr(link, NAME) ||
+	    fstat((int)(intptr_t)fd, &st) < 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	*out = chunk_handle(dup((int)(intptr_t)fd), (uint64_t)st.st_size);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
+						CUmemGenericAllocationHandle handle)
+{
+	(void)handle;
+	memset(prop, 0, sizeof(*prop));
+	prop->type = CU_MEM_ALLOCATION_TYPE_PINNED;
+	prop->location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdeviceptr addr)
+{
+	const struct map *map;
+	bool chunk = false;
+
+	pthread_mutex_lock(&lock);
+	map = map_at(addr);
+	if (map)
+		chunk = map->chunk;
+	pthread_mutex_unlock(&lock);
+	if (!map)
+		return CUDA_ERROR_INVALID_VALUE;
+	switch ((int)attribute) {
+	case CU_POINTER_ATTRIBUTE_CONTEXT:
+		*(void **)out = chunk ? NULL : &something;
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+		*(unsigned int *)out = CU_MEMORYTYPE_DEVICE;
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+		*(int *)out = 0;
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+		*(int *)out = !chunk;
+		return CUDA_SUCCESS;
+	default:
+		return CUDA_ERROR_NOT_SUPPORTED;
+	}
+}
+
+/* ---- streams do everything at once ----------------------------------------------------------- */
+
+CUresult cuMemcpyHtoD(CUdeviceptr dst, const void *src, size_t bytes)
+{
+	memcpy((void *)(uintptr_t)dst, src, bytes);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyDtoH(void *dst, CUdeviceptr src, size_t bytes)
+{
+	memcpy(dst, (const void *)(uintptr_t)src, bytes);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyDtoDAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream)
+{
+	(void)stream;
+	memcpy((void *)(uintptr_t)dst, (const void *)(uintptr_t)src, bytes);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char byte, size_t n, CUstream stream)
+{
+	(void)stream;
+	memset((void *)(uintptr_t)dst, byte, n);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr dst, unsigned int word, size_t n, CUstream stream)
+{
+	uint32_t *at = (uint32_t *)(uintptr_t)dst;
+
+	(void)stream;
+	for (size_t i = 0; i < n; i++)
+		at[i] = word;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value,
+			      unsigned int flags)
+{
+	(void)stream;
+	(void)flags;
+	atomic_store((_Atomic uint64_t *)(uintptr_t)addr, value);
+	return CUDA_SUCCESS;
+}
+
+static void run_rows(const struct kvp_move_entry *e, const struct kvp_move_run *run)
+{
+	const char *src = (const char *)(uintptr_t)e->src + run->src_page * e->src_page_stride +
+			  (uint64_t)run->src_slot * e->src_row_stride;
+	char *dst = (char *)(uintptr_t)e->dst + run->dst_page * e->dst_page_stride +
+		    (uint64_t)run->dst_slot * e->dst_row_stride;
+
+	for (uint32_t i = 0; i < run->n; i++) {
+		memcpy(dst, src, e->width);
+		src += (uint64_t)run->src_step * e->src_row_stride;
+		dst += (uint64_t)run->dst_step * e->dst_row_stride;
+	}
+}
+
+CUresult cuLaunchKernel(CUfunction fn, unsigned int x, unsigned int y, unsigned int z,
+			unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,
+			CUstream stream, void **params, void **extra)
+{
+	const union kvp_move_params *p = params[0];
+	const struct kvp_move_entry *entries = p->small.entries; /* in the same place in all */
+	const struct kvp_move_run *table = p->head.table;
+
+	(void)shared;
+	(void)stream;
+	(void)extra;
+	if (!x || !y || z != 1 || !bx || by != 1 || bz != 1)
+		return CUDA_ERROR_INVALID_VALUE;
+	if ((void *)fn == (void *)&kernels[KVP_MOVE_SMALL])
+		table = p->small.runs;
+	else if ((void *)fn == (void *)&kernels[KVP_MOVE_NEAR])
+		table = p->near.runs;
+	else if ((void *)fn == (void *)&kernels[KVP_MOVE_WIDE])
+		table = p->wide.runs;
+	for (uint32_t i = 0; i < p->head.n_entries; i++)
+		for (uint32_t k = 0; k < entries[i].n_runs; k++)
+			run_rows(&entries[i], &table[entries[i].first_run + k]);
+	return CUDA_SUCCESS;
+}
+
+/* ---- what has nothing to do ------------------------------------------------------------------ */
+
+CUresult cuInit(unsigned int flags)
+{
+	(void)flags;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDriverGetVersion(int *version)
+{
+	*version = CUDA_VERSION;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorName(CUresult res, const char **name)
+{
+	*name = res == CUDA_SUCCESS               ? "CUDA_SUCCESS"
+		: res == CUDA_ERROR_NOT_READY     ? "CUDA_ERROR_NOT_READY"
+		: res == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY"
+						  : "CUDA_ERROR_FAKE";
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetCount(int *n)
+{
+	*n = 1;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGet(CUdevice *device, int ordinal)
+{
+	*device = 0;
+	return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult cuDeviceGetName(char *name, int bytes, CUdevice device)
+{
+	(void)device;
+	(void)snprintf(name, (size_t)bytes, "no GPU, the processor");
+	return CUDA_SUCCESS;
+}
+
+/* By both names: cuda.h has renamed it. */
+#undef cuDeviceGetUuid
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device);
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device);
+
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
+{
+	(void)device;
+	memcpy(uuid->bytes, "fake GPU, no. 0", 16);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
+{
+	return cuDeviceGetUuid(uuid, device);
+}
+
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+	(void)attribute;
+	(void)device;
+	*value = 0;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice device)
+{
+	(void)device;
+	*ctx = (CUcontext)(void *)&something;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice device)
+{
+	(void)device;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetCurrent(CUcontext ctx)
+{
+	(void)ctx;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPushCurrent(CUcontext ctx)
+{
+	(void)ctx;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPopCurrent(CUcontext *ctx)
+{
+	*ctx = (CUcontext)(void *)&something;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuModuleLoadData(CUmodule *module, const void *image)
+{
+	(void)image;
+	*module = (CUmodule)(void *)&something;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuModuleUnload(CUmodule module)
+{
+	(void)module;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuModuleGetFunction(CUfunction *fn, CUmodule module, const char *name)
+{
+	static const char *const names[] = {
+#define KERNEL_NAME(kernel, n_entries, n_runs) #kernel,
+		KVP_MOVE_KERNELS(KERNEL_NAME)
+	};
+
+	(void)module;
+	for (int i = 0; i < KVP_MOVE_SIZES; i++)
+		if (!strcmp(name, names[i])) {
+			*fn = (CUfunction)(void *)&kernels[i];
+			return CUDA_SUCCESS;
+		}
+	return CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
+{
+	(void)flags;
+	*stream = (CUstream)(void *)&something;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
+{
+	(void)priority;
+	return cuStreamCreate(stream, flags);
+}
+
+CUresult cuStreamDestroy(CUstream stream)
+{
+	(void)stream;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSynchronize(CUstream stream)
+{
+	(void)stream;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamQuery(CUstream stream)
+{
+	(void)stream;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuEventCreate(CUevent *event, unsigned int flags)
+{
+	(void)flags;
+	*event = (CUevent)(void *)&something;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy(CUevent event)
+{
+	(void)event;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+	(void)event;
+	(void)stream;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuEventQuery(CUevent event)
+{
+	(void)event;
+	return CUDA_SUCCESS;
+}

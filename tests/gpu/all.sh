@@ -1,0 +1,102 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Everything that a machine with a GPU can check and measure, in less than nine minutes. Runs in the
+# folder of `make KVP_TEST=1 gpu-bundle`. Each stage has a time of its own; one that fails does not
+# keep the next from running. Prints the essence of each, and leaves the rest in $OUT.
+#
+# usage: all.sh [STAGE ...]     (none: all)
+set -u
+here=$(cd "$(dirname "$0")/.." && pwd)
+. "$here/env.sh"
+export UCX_LOG_LEVEL=error UCX_WARN_UNUSED_ENV_VARS=n PYTHONDONTWRITEBYTECODE=1
+export PATH=$PATH:/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer
+export OUT=${OUT:-$(mktemp -d)}
+out=$OUT
+python=${PYTHON:-python3}
+only=" $* "
+limit=${LIMIT:-535} # seconds, all together
+results=()
+
+# Runs a command with so many seconds; shows the lines of its output that match, at most `lines`.
+stage() # name seconds lines pattern command...
+{
+	local name=$1 secs=$2 lines=$3 pattern=$4 from=$SECONDS rc
+	shift 4
+	[ "$only" = "  " ] || [[ $only == *" $name "* ]] || return 0
+	((secs = secs < limit - SECONDS ? secs : limit - SECONDS))
+	if ((secs < 5)); then
+		results+=("$name: no time left")
+		return 0
+	fi
+	timeout -k 3 "$secs" "$@" >"$out/$name.log" 2>&1 </dev/null
+	rc=$?
+	results+=("$name: rc $rc, $((SECONDS - from)) s")
+	echo "== $name: rc $rc, $((SECONDS - from)) s"
+	grep -E "$pattern" "$out/$name.log" | tail -n "$lines" | cut -c1-200
+	[ $rc = 0 ] || { echo "-- the end of its output:"; tail -n 8 "$out/$name.log" | cut -c1-300; }
+}
+
+machine()
+{
+	nvidia-smi --query-gpu=name,driver_version,clocks.max.mem,clocks.sm,memory.used --format=csv,noheader
+	for tool in nvcc ncu nsys compute-sanitizer; do
+		echo "$tool: $(command -v $tool || echo not there)"
+	done
+	"$python" -c 'import torch, triton; print("torch", torch.__version__, "triton", triton.__version__)'
+	kvpackd --version
+	nproc
+}
+
+used() { nvidia-smi --query-gpu=memory.used --format=csv,noheader; }
+
+sanitized() # both memory checkers that matter, on random tables
+{
+	command -v compute-sanitizer || { echo "compute-sanitizer: not there"; return 0; }
+	compute-sanitizer --tool memcheck --error-exitcode 9 gpu_check 40 &&
+		compute-sanitizer --tool racecheck --error-exitcode 9 gpu_check 10 &&
+		compute-sanitizer --tool initcheck --error-exitcode 9 gpu_check 10
+}
+
+profiled() # what the kernel waits for, where copy speed is not reached
+{
+	command -v ncu || { echo "ncu: not there"; return 0; }
+	ncu --kernel-name regex:kvp_move --launch-skip 3000 --launch-count 2 --section SpeedOfLight \
+		--section Occupancy --section LaunchStats --section MemoryWorkloadAnalysis \
+		--section WarpStateStats gpu_sweep
+}
+
+lanes()
+{
+	local bad=0 t
+	for t in test_lane test_lane_rooms test_lane_fair test_lane_hostile; do
+		timeout 40 "$here/bin/$t" -j2 >"$out/$t.log" 2>&1 || bad=1
+		echo "lanes on this GPU: $t: $(tail -1 "$out/$t.log")"
+	done
+	return $bad
+}
+
+# timeout(1) runs programs: this one again, for a function.
+case ${1-} in
+:*)
+	"${1#:}"
+	exit
+	;;
+esac
+self=$here/tests/${0##*/}
+before=$(used)
+stage machine 30 12 . "$self" :machine
+stage check 70 40 . gpu_check
+stage sweep 110 40 . gpu_sweep "$here"/variants/*.cubin
+stage replay 110 30 . replay_gpu
+stage torch-caching 60 12 . "$python" "$here/tests/torch_check.py" caching
+stage torch-expandable 60 12 . "$python" "$here/tests/torch_check.py" expandable
+stage triton 70 12 . "$python" "$here/tests/triton_base.py" 60
+stage bench 100 50 . bench_gpu
+stage demo 45 12 '^(kvpack|node|host|local|times|packing|checked|FAILED)' demo
+stage sanitizer 60 8 'ERROR SUMMARY|RACECHECK|ok|FAIL|not there' "$self" :sanitized
+stage parity 60 4 'requests in|FAIL' "$python" "$here/tests/parity/parity.py" --quick --place cuda
+stage profile 40 60 'DRAM|Throughput|Occupancy|Duration|Registers|Stall|not there' "$self" :profiled
+stage lanes 100 6 . "$self" :lanes
+echo "== GPU memory in use before: $before, after: $(used)"
+printf '%s\n' "${results[@]}" | tee "$out/results.txt"
+! grep -qE 'rc [1-9]|no time left' "$out/results.txt"
