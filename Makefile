@@ -7,6 +7,7 @@
 # make valgrind     Criterion tests under valgrind   make bench       all benchmarks (T=bench_x: one)
 # make check-rdma   RDMA verbs for real: soft RoCE in a QEMU guest, which it builds from Debian packages
 # make fuzz T=msg SECS=60    one libFuzzer target    make deps        only the Debian packages
+# make soak SECS=60 [SEED=n] looks for wrong bytes under aborts, restarts, and reuse of everything
 # make lint         clang-tidy and cppcheck          make format      (format-check only looks)
 # make parity       a model says the same when its cache was moved      make python      the wheel, into build/
 # make top          ten longest functions            make install     (uninstall) PREFIX, DESTDIR
@@ -89,8 +90,8 @@ RUN_ENV := KVP_TOP=$(CURDIR) KVP_BIN=$(CURDIR)/$(BUILD)
 CH_FILES = $(wildcard $(shell git ls-files -co --exclude-standard '*.[ch]'))
 C_FILES = $(filter %.c,$(CH_FILES))
 
-.PHONY: all tests help deps check check-rdma asan tsan valgrind bench demo parity python run-check run-rdma \
-	run-stress run-valgrind run-bench run-demo run-parity fuzz lint format format-check top gpu-bundle clean install uninstall
+.PHONY: all tests help deps check check-rdma asan tsan soak valgrind bench demo parity python run-check run-rdma \
+	run-stress run-soak run-valgrind run-bench run-demo run-parity fuzz lint format format-check top gpu-bundle clean install uninstall
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -182,6 +183,8 @@ asan: deps
 	$(sub) KVP_TEST=1 SAN=address,undefined run-check
 tsan: deps
 	$(sub) KVP_TEST=1 SAN=thread run-stress
+soak: deps
+	$(sub) KVP_TEST=1 run-soak
 valgrind: deps
 	$(sub) KVP_TEST=1 run-valgrind
 bench demo parity: deps
@@ -198,6 +201,8 @@ run-bench: all $(call pick,bench)
 	@KVP_SHOW=1 KVP_JOBS=1 $(RUN_ENV) tests/run.sh $(call pick,bench)
 run-demo: all $(call bin,tests/demo*.c)
 	@$(if $(wildcard tests/demo.c),$(RUN_ENV) UCX_LOG_LEVEL=error $(BUILD)/tests/demo)
+run-soak: all $(BUILD)/tests/replay_soak
+	@KVP_SOAK_SECS=$(SECS) KVP_SOAK_SEED=$(SEED) UCX_LOG_LEVEL=error $(RUN_ENV) $(BUILD)/tests/replay_soak
 run-parity: all
 	@$(RUN_ENV) tests/parity/run.sh
 python: deps

@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define DEADLINE_S 120 /* of a scenario */
+unsigned int rig_deadline_s = 120;
 
 /* Whose failure it is, in messages. */
 static char self[64] = "rig";
@@ -221,7 +221,7 @@ void rig_daemon_kill(struct rig_daemon *daemon)
 void rig_remove(struct rig *rig)
 {
 	struct dirent *entry;
-	DIR *dir = opendir(rig->dir);
+	DIR *dir = getenv("KVP_RIG_KEEP") ? NULL : opendir(rig->dir);
 
 	while (dir && (entry = readdir(dir)) != NULL) /* NOLINT(concurrency-mt-unsafe): own dir */
 		(void)unlinkat(dirfd(dir), entry->d_name, 0); /* . and .. do not go */
@@ -330,9 +330,9 @@ bool rig_run(const struct rig_scenario *scenario)
 		rig_end(&rig);
 		_exit(0);
 	}
-	rc = child_wait(pid, rig_now_ns() + DEADLINE_S * UINT64_C(1000000000));
+	rc = child_wait(pid, rig_now_ns() + rig_deadline_s * UINT64_C(1000000000));
 	if (rc < 0)
-		fprintf(stderr, "%s: not over after %d s\n", scenario->name, DEADLINE_S);
+		fprintf(stderr, "%s: not over after %u s\n", scenario->name, rig_deadline_s);
 	(void)kill(-pid, SIGKILL); /* what a failed scenario left; nobody otherwise */
 	if (rc < 0)
 		(void)waitpid(pid, NULL, 0);
@@ -522,8 +522,7 @@ uint8_t *rig_pool_image(const struct rig_pool *pool)
 	return image;
 }
 
-/* Names the entry, page, slot and byte of an offset in the pool's memory. */
-static void pool_place(const struct rig_pool *pool, uint64_t at, char *buf, size_t bytes)
+void rig_pool_place(const struct rig_pool *pool, uint64_t at, char *buf, size_t bytes)
 {
 	const struct kvp_entry_desc *entry;
 	uint64_t off;
@@ -557,7 +556,7 @@ void rig_pool_check(const struct rig_pool *pool, const uint8_t *image, const cha
 	for (at = 0; at < pool->bytes; at++)
 		if (pool->mem[at] != image[at] && !bad++)
 			first = at;
-	pool_place(pool, first, place, sizeof(place));
+	rig_pool_place(pool, first, place, sizeof(place));
 	rig_die(__FILE__, __LINE__, "pool is as expected", "%s: %llu bytes differ, first: %s", what,
 		(unsigned long long)bad, place);
 }

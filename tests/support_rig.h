@@ -56,7 +56,8 @@ struct rig {
 	_Atomic uint64_t *stages; /* [RIG_STAGES] shared by all processes of the scenario */
 };
 
-/* Makes the directory; rig_remove() takes it away again with all that is in it. */
+/* Makes the directory; rig_remove() takes it away again with all that is in it, unless KVP_RIG_KEEP
+ * is set. */
 void rig_begin(struct rig *rig);
 void rig_remove(struct rig *rig);
 /* Starts a daemon with the defaults of the rig (ports 0 on loopback, short heartbeats) and the
@@ -90,6 +91,8 @@ struct rig_scenario {
 	const char *name;
 	void (*run)(struct rig *rig);
 };
+/* Seconds that a scenario may take. */
+extern unsigned int rig_deadline_s;
 /* Runs one in a process of its own, with a rig of its own; true if it ended well. */
 bool rig_run(const struct rig_scenario *scenario);
 /* Runs those that argv names, or all; prints a line for each and the sum. Returns the exit status.
@@ -124,6 +127,8 @@ void rig_pool_allocate(struct rig_pool *pool, const char *label, uint64_t salt);
 void rig_pool_reset(struct rig_pool *pool);
 /* A copy of what the memory should be: the background; the caller's (free). */
 uint8_t *rig_pool_image(const struct rig_pool *pool);
+/* Names the entry, page, slot and byte of an offset in the pool's memory. */
+void rig_pool_place(const struct rig_pool *pool, uint64_t at, char *buf, size_t bytes);
 /* Requires that the memory equals the image, byte by byte. */
 void rig_pool_check(const struct rig_pool *pool, const uint8_t *image, const char *what);
 
