@@ -428,9 +428,7 @@ void kvp_tx_sent(struct kvp_lane *lane, struct kvp_tx_piece *piece, int status)
 			kvp_tx_fail(leg->tx, KVP__STATUS__STATUS_TRANSPORT,
 				    "destination %u: send of piece %u of chunk %u failed: %s",
 				    leg->order->dest, piece->idx, piece->chunk->order->seq,
-				    strerror(-status));
-		if (leg->dropped)
-			sent_dropped(piece);
+				    strerror(-status)); /* which drops the piece too */
 		return;
 	}
 	if (piece->sends > 0 || piece->state != KVP_TX_SENT)

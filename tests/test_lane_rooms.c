@@ -4,6 +4,8 @@
  * holds. */
 
 #include <criterion/criterion.h>
+#include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,7 +41,8 @@ static const struct lt_shape dst_shape = { .page = 64,
 					   .uid = 2 };
 
 struct scene_config {
-	bool local, raw, equal; /* equal: destinations see tokens alike */
+	bool local, raw, equal;        /* equal: destinations see tokens alike */
+	const struct kvp_net_ops *net; /* of the sender; NULL: ucx */
 	uint64_t slot_bytes;
 	uint32_t n_dests, slots;
 	uint64_t end;
@@ -59,7 +62,10 @@ static struct scene *scene_make(const struct scene_config *c)
 	cr_assert(scene);
 	scene->local = c->local;
 	lt_begin(&scene->lt);
+	if (c->net)
+		config.net = c->net;
 	scene->from = lt_lane(&scene->lt, &config);
+	config.net = c->local ? NULL : &kvp_net_ucx;
 	scene->to = c->local ? scene->from : lt_lane(&scene->lt, &config);
 	if (!c->local)
 		lt_pipe_make(&scene->lt, &scene->pipe, scene->from, scene->to, 7);
@@ -535,4 +541,65 @@ Test(lane_rooms, an_idle_lane_sleeps)
 		     (unsigned long long)(after.turns - before.turns));
 	lt_room_end(&scene->room);
 	scene_end(scene);
+}
+
+/* ---- a transport that fails ------------------------------------------------------------------ */
+
+static const struct kvp_net_events *true_events;
+static struct kvp_net_events false_events;
+static atomic_bool next_fails;
+
+static void false_sent(void *arg, void *req, int status)
+{
+	if (req && atomic_exchange(&next_fails, false))
+		status = -EIO;
+	true_events->sent(arg, req, status);
+}
+
+static int false_open(struct kvp_net **out, const struct kvp_net_config *config, char *err,
+		      size_t err_bytes)
+{
+	struct kvp_net_config own = *config;
+
+	true_events = config->events;
+	false_events = *config->events;
+	false_events.sent = false_sent;
+	own.events = &false_events;
+	return kvp_net_ucx.open(out, &own, err, err_bytes);
+}
+
+static bool has_all_slots(void *arg)
+{
+	struct kvp_lane_status status = lt_status(arg);
+
+	return status.pack_free == status.pack_slots;
+}
+
+/* One send fails while its endpoint lives: the room does, once, and leaves nothing behind. */
+static void one_send_fails(uint64_t tokens)
+{
+	struct kvp_net_ops failing = kvp_net_ucx;
+	struct scene_config c = { .n_dests = 1, .end = tokens, .net = &failing };
+	struct scene *scene;
+
+	failing.open = false_open;
+	scene = scene_make(&c);
+	lt_room_begin(&scene->room);
+	atomic_store(&next_fails, true);
+	submit(scene, tokens, true);
+	lt_wait(&scene->lt, &scene->room.senders[0].board, KVP_BOARD_FAILED);
+	cr_expect_eq(scene->room.senders[0].board.status, KVP__STATUS__STATUS_TRANSPORT);
+	lt_room_end(&scene->room);
+	lt_wait_until(&scene->lt, has_all_slots, scene->from, "all pack slots are free");
+	scene_end(scene);
+}
+
+Test(lane_rooms, a_send_fails_with_its_want, .timeout = 60)
+{
+	one_send_fails(64);
+}
+
+Test(lane_rooms, a_send_fails_after_its_grant, .timeout = 60)
+{
+	one_send_fails(2048);
 }
