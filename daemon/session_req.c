@@ -404,12 +404,23 @@ static void share_rooms(struct kvp_session *session)
 		session->policy.max_rooms > others ? session->policy.max_rooms - others : 0;
 }
 
+/* Its pool may not be there either, if it was to be registered when the stop had begun: that is not
+ * what is wrong. */
+static Kvp__Status check_stopping(struct request *req)
+{
+	return req->session->core->stopping
+		       ? refuse(req, KVP__STATUS__STATUS_STOPPING, "the daemon shuts down")
+		       : OK;
+}
+
 static Kvp__Status expect(struct request *req)
 {
 	struct kvp_session *session = req->session;
 	struct kvp_pool *pool;
-	Kvp__Status status = find_active_pool(req, req->msg->expect->pool, &pool);
+	Kvp__Status status = check_stopping(req);
 
+	if (status == OK)
+		status = find_active_pool(req, req->msg->expect->pool, &pool);
 	if (status != OK)
 		return status;
 	share_rooms(session);
@@ -432,8 +443,10 @@ static Kvp__Status on_open(struct request *req)
 {
 	struct kvp_session *session = req->session;
 	struct kvp_pool *pool;
-	Kvp__Status status = find_active_pool(req, req->msg->open->pool, &pool);
+	Kvp__Status status = check_stopping(req);
 
+	if (status == OK)
+		status = find_active_pool(req, req->msg->open->pool, &pool);
 	if (status != OK)
 		return status;
 	share_rooms(session);
