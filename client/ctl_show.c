@@ -73,9 +73,46 @@ static void print_lanes(const cJSON *lanes)
 	TABLE(moved, lanes, "no lanes");
 }
 
+/* Lanes with a GPU, and GPUs that have none. */
+static void print_gpus(const cJSON *answer)
+{
+	static const struct ctl_column columns[] = {
+		{ "LANE", "name", CTL_TEXT },
+		{ "RINGS", "gpu.rings", CTL_TEXT },
+		{ "WHY", "gpu.rings_why", CTL_TEXT },
+		{ "FLUSH", "gpu.flush", CTL_FLAG },
+		{ "IMPORTS", "gpu.imports", CTL_COUNT },
+		{ "BYTES", "gpu.import_bytes", CTL_BYTES },
+		{ "LAUNCHES", "gpu.launches", CTL_COUNT },
+		{ "BUSY", "gpu.busy", CTL_COUNT },
+		{ "REASON", "gpu.rings_reason", CTL_TEXT },
+	};
+	static const struct ctl_column refused[] = {
+		{ "GPU NOT SERVED", "gpu", CTL_TEXT },
+		{ "REASON", "reason", CTL_TEXT },
+	};
+	cJSON *some = cJSON_CreateArray();
+	const cJSON *lane;
+
+	cJSON_ArrayForEach (lane, ctl_member(answer, "lanes")) {
+		if (ctl_member(lane, "gpu"))
+			(void)cJSON_AddItemToArray(some, cJSON_Duplicate(lane, true));
+	}
+	if (cJSON_GetArraySize(some) > 0) {
+		(void)putchar('\n');
+		TABLE(columns, some, "");
+	}
+	cJSON_Delete(some);
+	if (cJSON_GetArraySize(ctl_member(answer, "gpus_refused")) > 0) {
+		(void)putchar('\n');
+		TABLE(refused, ctl_member(answer, "gpus_refused"), "");
+	}
+}
+
 static void lanes_print(const cJSON *answer)
 {
 	print_lanes(ctl_member(answer, "lanes"));
+	print_gpus(answer);
 }
 
 /* ---- status -------------------------------------------------------------------------------- */
@@ -169,6 +206,7 @@ static void status_print(const cJSON *answer)
 
 	status_head(answer);
 	print_lanes(ctl_member(answer, "lanes"));
+	print_gpus(answer);
 	(void)putchar('\n');
 	TABLE(limits, used, "limits: nothing used");
 	if (cJSON_GetArraySize(slow) > 0) {

@@ -40,6 +40,19 @@ static const struct kvp_config_choice transport_choices[] = {
 	{ NULL, 0 },
 };
 
+static const struct kvp_config_choice memory_choices[] = {
+	{ "auto", KVP_RINGS_AUTO },
+	{ "device", KVP_RINGS_DEVICE },
+	{ "host", KVP_RINGS_HOST },
+	{ NULL, 0 },
+};
+
+static const struct kvp_config_choice flush_choices[] = {
+	{ "auto", KVP_FLUSH_AUTO },
+	{ "always", KVP_FLUSH_ALWAYS },
+	{ NULL, 0 },
+};
+
 static const struct kvp_config_choice allow_choices[] = {
 	{ "listed", KVP_ALLOW_LISTED },
 	{ "all", KVP_ALLOW_ALL },
@@ -130,6 +143,11 @@ static const struct kvp_config_key keys[] = {
 	    "GPUs whose pools are served: none, all, or UUIDs (GPU-...) separated by commas"),
 	NUM(gpu, slots, COUNT, 2, 256, "8", "slots of a GPU's pack ring, and of its landing ring"),
 	NUM(gpu, slot_bytes, BYTES, 64 * KIB, 64 * MIB, "8M", "bytes of one slot"),
+	CHOICE(gpu, flush, flush_choices, "auto",
+	       "when a GPU is told to look at what a NIC wrote: auto: where it has to be"),
+
+	CHOICE(pack, memory, memory_choices, "auto",
+	       "rings of GPUs; auto: on the device where the transport can, else the host's"),
 
 	NUM(limits, max_rooms, COUNT, 1, 1 << 20, "50000", "rooms at the same time"),
 	NUM(limits, max_pools, COUNT, 1, 65536, "1024", "pools"),

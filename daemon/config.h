@@ -30,6 +30,19 @@ enum kvp_transport {
 	KVP_TRANSPORT_AUTO, /* verbs if there is a usable device, else ucx */
 };
 
+/* Where the rings of a GPU's lane lie. */
+enum kvp_ring_memory {
+	KVP_RINGS_AUTO,   /* on the device where the transport takes that, else in the host's */
+	KVP_RINGS_DEVICE, /* there, or the lane is refused */
+	KVP_RINGS_HOST,   /* pinned memory of the host */
+};
+
+/* When the device is told to look at what a NIC has written. */
+enum kvp_flush {
+	KVP_FLUSH_AUTO, /* where it does not see that by itself */
+	KVP_FLUSH_ALWAYS,
+};
+
 enum kvp_allow {
 	KVP_ALLOW_LISTED, /* the daemon's own user, root, and what has a [uid.N] or [gid.N] section
 			   */
@@ -106,7 +119,11 @@ struct kvp_config {
 		char devices[KVP_CONFIG_LIST_MAX]; /* "none", "all" or UUIDs, separated by commas */
 		uint32_t slots;
 		uint64_t slot_bytes;
+		uint32_t flush; /* enum kvp_flush */
 	} gpu;
+	struct {
+		uint32_t memory; /* enum kvp_ring_memory */
+	} pack;
 	struct {
 		uint32_t max_rooms;
 		uint32_t max_pools;

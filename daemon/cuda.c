@@ -88,6 +88,9 @@ static bool load_symbols(void)
 	}
 	KVP_CUDA_CALLS(LOAD)
 #undef LOAD
+#define LOAD(fn) *(void **)&table.fn = dlsym(table.lib, LOAD_NAME(fn));
+	KVP_CUDA_LATER(LOAD)
+#undef LOAD
 #undef LOAD_NAME
 	return true;
 }

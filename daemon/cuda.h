@@ -26,12 +26,16 @@
 	X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle) X(cuMemGetAddressRange) \
 	X(cuMemImportFromShareableHandle) X(cuMemGetAllocationPropertiesFromHandle) \
 	X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) \
-	X(cuMemRelease)
+	X(cuMemRelease) X(cuMemCreate) X(cuMemGetAllocationGranularity) X(cuMemcpyHtoD) \
+	X(cuPointerGetAttribute) X(cuPointerSetAttribute)
+/* NULL in older drivers. */
+#define KVP_CUDA_LATER(X) X(cuMemGetHandleForAddressRange) X(cuFlushGPUDirectRDMAWrites)
 /* clang-format on */
 
 struct kvp_cuda {
 #define KVP_CUDA_FIELD(fn) __typeof__(&(fn)) fn;
 	KVP_CUDA_CALLS(KVP_CUDA_FIELD)
+	KVP_CUDA_LATER(KVP_CUDA_FIELD)
 #undef KVP_CUDA_FIELD
 	void *lib;
 };

@@ -60,6 +60,8 @@ struct kvp_daemon {
 	int exit_status;
 	struct kvp_board lane_boards[KVP_CORE_LANES];
 	char gpus[KVP_GPU_MAX][KVP_GPU_UUID], gpu_names[KVP_GPU_MAX][16];
+	struct kvp_gpu_refusal gpu_refusals[KVP_GPU_MAX];
+	uint32_t n_gpu_refusals;
 };
 
 static void begin_stop(struct kvp_daemon *daemon, uint64_t drain_ns);
@@ -422,6 +424,25 @@ static int choose_gpus(struct kvp_daemon *daemon, char *err, size_t err_bytes)
 	return n;
 }
 
+static void log_gpu(const char *name, const struct kvp_lane *lane)
+{
+	const struct kvp_lane_rings *rings = kvp_lane_rings(lane);
+
+	kvp_log(KVP_LOG_NOTICE, "lane %s: %s, rings %s (%s): %s", name, kvp_lane_device(lane),
+		rings->device ? "on the device" : "in pinned host memory", rings->word,
+		rings->reason);
+}
+
+/* A GPU without memory for a lane costs its pools, not the daemon. */
+static void refuse_gpu(struct kvp_daemon *daemon, const char *uuid, const char *reason)
+{
+	struct kvp_gpu_refusal *refusal = &daemon->gpu_refusals[daemon->n_gpu_refusals++];
+
+	(void)snprintf(refusal->uuid, sizeof(refusal->uuid), "%s", uuid);       /* fits */
+	(void)snprintf(refusal->reason, sizeof(refusal->reason), "%s", reason); /* may be cut */
+	kvp_log(KVP_LOG_ERR, "pools of %s are refused: %s", uuid, reason);
+}
+
 /* A lane for each GPU, like the host's but for its device and rings. */
 static int start_gpus(struct kvp_daemon *daemon, const struct kvp_lane_config *host, char *err,
 		      size_t err_bytes)
@@ -440,14 +461,19 @@ static int start_gpus(struct kvp_daemon *daemon, const struct kvp_lane_config *h
 		lane.gpu = daemon->gpus[i];
 		lane.slots = core->config->gpu.slots;
 		lane.slot_bytes = core->config->gpu.slot_bytes;
+		lane.memory = (enum kvp_ring_memory)core->config->pack.memory;
+		lane.flush = (enum kvp_flush)core->config->gpu.flush;
 		lane.board = &daemon->lane_boards[at];
 		r = kvp_lane_start(&core->lanes[at], &lane, err, err_bytes);
+		if (r == -ENOMEM) {
+			refuse_gpu(daemon, lane.gpu, err);
+			continue;
+		}
 		if (r < 0)
 			return r;
 		core->lane_names[at] = lane.name;
 		core->n_lanes++;
-		kvp_log(KVP_LOG_NOTICE, "lane %s: %s, rings in pinned host memory", lane.name,
-			kvp_lane_device(core->lanes[at]));
+		log_gpu(lane.name, core->lanes[at]);
 	}
 	return KVP_MIN(n, 0);
 }
@@ -486,7 +512,9 @@ static int start_lane(struct kvp_daemon *daemon, char *err, size_t err_bytes)
 		return r;
 	core->pools = (struct kvp_pools){ .config = config,
 					  .lanes = core->lanes,
-					  .n_lanes = core->n_lanes };
+					  .n_lanes = core->n_lanes,
+					  .refusals = daemon->gpu_refusals,
+					  .n_refusals = daemon->n_gpu_refusals };
 	core->fences.lanes = core->lanes;
 	core->fences.n_lanes = core->n_lanes;
 	return 0;

@@ -41,6 +41,7 @@ struct kvp_gpu {
 	CUfunction kernels[KVP_MOVE_SIZES];
 	struct batch batches[BATCHES]; /* used in turn */
 	uint64_t launched, finished;   /* tickets */
+	struct kvp_gpu_traits traits;
 	struct kvp_gpu_stats stats;
 	union kvp_move_params params; /* scratch of a launch: too large for comfort on the stack */
 	char uuid[KVP_GPU_UUID], name[128];
@@ -54,6 +55,11 @@ static int check(struct kvp_gpu *gpu, CUresult res, const char *call)
 		(void)snprintf(gpu->error, sizeof(gpu->error), "%s: %s", call,
 			       kvp_cuda_name(gpu->cuda, res));
 	return kvp_cuda_check(gpu->cuda, res, call);
+}
+
+int kvp_gpu_check(struct kvp_gpu *gpu, CUresult res, const char *call)
+{
+	return check(gpu, res, call);
 }
 
 int kvp_gpu_list(char uuids[][KVP_GPU_UUID], char *err, size_t err_bytes)
@@ -148,22 +154,6 @@ void kvp_gpu_host_free(struct kvp_gpu *gpu, void *host)
 		(void)check(gpu, gpu->cuda->cuMemFreeHost(host), "cuMemFreeHost"); /* logged */
 }
 
-int kvp_gpu_alloc(struct kvp_gpu *gpu, uint64_t bytes, uint64_t *addr)
-{
-	CUdeviceptr ptr = 0;
-	int r = check(gpu, gpu->cuda->cuMemAlloc(&ptr, bytes), "cuMemAlloc");
-
-	if (r == 0)
-		*addr = ptr;
-	return r;
-}
-
-void kvp_gpu_free(struct kvp_gpu *gpu, uint64_t addr)
-{
-	if (addr)
-		(void)check(gpu, gpu->cuda->cuMemFree(addr), "cuMemFree"); /* logged */
-}
-
 static int batch_init(struct kvp_gpu *gpu, struct batch *batch)
 {
 	void *runs = NULL;
@@ -233,6 +223,7 @@ int kvp_gpu_open(struct kvp_gpu **out, const char *name, char *err, size_t err_b
 	r = find_device(gpu, name, err, err_bytes);
 	if (r)
 		return r;
+	kvp_gpu_traits_read(gpu->cuda, gpu->device, &gpu->traits);
 	r = open_stream(gpu);
 	for (uint32_t i = 0; r == 0 && i < BATCHES; i++)
 		r = batch_init(gpu, &gpu->batches[i]);
@@ -253,6 +244,11 @@ const struct kvp_cuda *kvp_gpu_cuda(const struct kvp_gpu *gpu)
 CUdevice kvp_gpu_device(const struct kvp_gpu *gpu)
 {
 	return gpu->device;
+}
+
+const struct kvp_gpu_traits *kvp_gpu_traits(const struct kvp_gpu *gpu)
+{
+	return &gpu->traits;
 }
 
 const char *kvp_gpu_uuid(const struct kvp_gpu *gpu)

@@ -37,9 +37,39 @@ const char *kvp_gpu_name(const struct kvp_gpu *gpu);
 /* Pinned host memory, readable and writable by the device at the same address. */
 int kvp_gpu_host_alloc(struct kvp_gpu *gpu, uint64_t bytes, void **out);
 void kvp_gpu_host_free(struct kvp_gpu *gpu, void *host);
-/* Device memory. */
-int kvp_gpu_alloc(struct kvp_gpu *gpu, uint64_t bytes, uint64_t *addr);
-void kvp_gpu_free(struct kvp_gpu *gpu, uint64_t addr);
+
+/* What the device says of itself. */
+struct kvp_gpu_traits {
+	bool vmm;      /* it has the virtual memory calls */
+	bool vmm_rdma; /* such memory can be made for NICs */
+	bool rdma;     /* other memory can be reached by NICs */
+	bool dmabuf;
+	bool can_flush; /* kvp_gpu_flush() works */
+	int ordering;   /* enum CUGPUDirectRDMAWritesOrdering: from KVP_GPU_ORDERED on launches see
+			 * what a NIC wrote before */
+};
+#define KVP_GPU_ORDERED 100
+const struct kvp_gpu_traits *kvp_gpu_traits(const struct kvp_gpu *gpu);
+
+/* Memory of the device for rings. */
+struct kvp_gpu_ring {
+	uint64_t addr, bytes; /* as many as asked for, or more */
+	bool vmm, mapped;
+	bool rdma;  /* a NIC may reach it, if its driver finds it */
+	int dmabuf; /* owned, of all of it; -1: none */
+	char dmabuf_reason[96];
+};
+/* `vmm`: by the virtual memory calls, with the flag for NICs if the device has it; else plain, as
+ * the peer memory interface wants it. -ENOMEM or another negative errno, kvp_gpu_error() says more.
+ */
+int kvp_gpu_ring_alloc(struct kvp_gpu *gpu, bool vmm, uint64_t bytes, struct kvp_gpu_ring *out);
+/* Nothing on the stream, and no NIC, uses it any more. */
+void kvp_gpu_ring_free(struct kvp_gpu *gpu, struct kvp_gpu_ring *ring);
+
+/* Copies ordinary host memory to the device: done when it returns, whatever the stream does. */
+int kvp_gpu_write(struct kvp_gpu *gpu, uint64_t addr, const void *from, uint64_t bytes);
+/* Launches after it see what NICs have written so far: for devices below KVP_GPU_ORDERED. */
+int kvp_gpu_flush(struct kvp_gpu *gpu);
 
 /*
  * The tables to fill for the next launch, empty unless something was added; NULL while too many

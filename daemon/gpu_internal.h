@@ -9,4 +9,7 @@
 #ifdef KVP_CUDA
 const struct kvp_cuda *kvp_gpu_cuda(const struct kvp_gpu *gpu);
 CUdevice kvp_gpu_device(const struct kvp_gpu *gpu);
+/* kvp_cuda_check(), and keeps the words for kvp_gpu_error(). */
+int kvp_gpu_check(struct kvp_gpu *gpu, CUresult res, const char *call);
+void kvp_gpu_traits_read(const struct kvp_cuda *cuda, CUdevice device, struct kvp_gpu_traits *out);
 #endif

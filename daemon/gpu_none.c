@@ -68,6 +68,50 @@ void kvp_gpu_host_free(struct kvp_gpu *gpu, void *host)
 	(void)host;
 }
 
+const struct kvp_gpu_traits *kvp_gpu_traits(const struct kvp_gpu *gpu)
+{
+	static const struct kvp_gpu_traits none;
+
+	(void)gpu;
+	return &none;
+}
+
+int kvp_gpu_ring_alloc(struct kvp_gpu *gpu, bool vmm, uint64_t bytes, struct kvp_gpu_ring *out)
+{
+	(void)gpu;
+	(void)vmm;
+	(void)bytes;
+	(void)out;
+	return -ENODEV;
+}
+
+void kvp_gpu_ring_free(struct kvp_gpu *gpu, struct kvp_gpu_ring *ring)
+{
+	(void)gpu;
+	(void)ring;
+}
+
+int kvp_gpu_write(struct kvp_gpu *gpu, uint64_t addr, const void *from, uint64_t bytes)
+{
+	(void)gpu;
+	(void)addr;
+	(void)from;
+	(void)bytes;
+	return -ENODEV;
+}
+
+int kvp_gpu_flush(struct kvp_gpu *gpu)
+{
+	(void)gpu;
+	return -ENODEV;
+}
+
+int kvp_gpu_drain(struct kvp_gpu *gpu)
+{
+	(void)gpu;
+	return -ENODEV;
+}
+
 struct kvp_jobs *kvp_gpu_jobs(struct kvp_gpu *gpu)
 {
 	(void)gpu;

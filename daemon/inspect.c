@@ -224,6 +224,8 @@ cJSON *kvp_inspect_status(const struct kvp_inspect *ask)
 	add_rooms(core, status, &rooms);
 	kvp_inspect_num(status, "peers", n_peers);
 	(void)cJSON_AddItemToObject(status, "lanes", cJSON_DetachItemFromObject(lanes, "lanes"));
+	(void)cJSON_AddItemToObject(status, "gpus_refused",
+				    cJSON_DetachItemFromObject(lanes, "gpus_refused"));
 	cJSON_Delete(lanes);
 	add_limits(core, status, &rooms);
 	add_slow_paths(ask, status, &lane);
@@ -293,10 +295,15 @@ static void add_holds(const struct kvp_core *core, cJSON *lane,
 
 static void add_gpu(cJSON *lane, const struct kvp_lane *of, const struct kvp_lane_status *status)
 {
+	const struct kvp_lane_rings *rings = kvp_lane_rings(of);
 	cJSON *gpu = cJSON_AddObjectToObject(lane, "gpu");
 
 	(void)cJSON_AddStringToObject(gpu, "uuid", kvp_lane_gpu(of));
-	(void)cJSON_AddStringToObject(gpu, "rings", "pinned host memory");
+	(void)cJSON_AddStringToObject(gpu, "rings", rings->device ? "device" : "host");
+	(void)cJSON_AddStringToObject(gpu, "rings_why", rings->word);
+	(void)cJSON_AddStringToObject(gpu, "rings_reason", rings->reason);
+	(void)cJSON_AddBoolToObject(gpu, "flush", rings->flush);
+	kvp_inspect_num(gpu, "flushes", status->flushes);
 	kvp_inspect_num(gpu, "launches", status->launches);
 	kvp_inspect_num(gpu, "busy", status->gpu_busy);
 	kvp_inspect_num(gpu, "imports", status->imports);
@@ -343,6 +350,21 @@ static cJSON *lane_object(const struct kvp_inspect *ask, uint32_t i)
 	return lane;
 }
 
+/* GPUs that the configuration names and that have no lane. */
+static void add_refused_gpus(const struct kvp_core *core, cJSON *object)
+{
+	cJSON *list = cJSON_AddArrayToObject(object, "gpus_refused");
+
+	for (uint32_t i = 0; i < core->pools.n_refusals; i++) {
+		const struct kvp_gpu_refusal *refusal = &core->pools.refusals[i];
+		cJSON *gpu = cJSON_CreateObject();
+
+		(void)cJSON_AddStringToObject(gpu, "gpu", refusal->uuid);
+		(void)cJSON_AddStringToObject(gpu, "reason", refusal->reason);
+		(void)cJSON_AddItemToArray(list, gpu);
+	}
+}
+
 cJSON *kvp_inspect_lanes(const struct kvp_inspect *ask)
 {
 	cJSON *root = cJSON_CreateObject();
@@ -350,6 +372,7 @@ cJSON *kvp_inspect_lanes(const struct kvp_inspect *ask)
 
 	for (uint32_t i = 0; i < ask->core->n_lanes; i++)
 		(void)cJSON_AddItemToArray(lanes, lane_object(ask, i));
+	add_refused_gpus(ask->core, root);
 	return root;
 }
 

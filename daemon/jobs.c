@@ -343,12 +343,14 @@ int kvp_jobs_move(struct kvp_jobs *jobs, const struct kvp_move_source *source,
 	return 0;
 }
 
-int kvp_jobs_bytes(struct kvp_jobs *jobs, uint64_t src, uint64_t dst, uint64_t bytes)
+/* Bytes as rows; the source's rows lie `src_step` bytes apart: 0 for all the same. */
+static int jobs_plain(struct kvp_jobs *jobs, uint64_t src, uint32_t src_step, uint64_t dst,
+		      uint64_t bytes)
 {
 	const struct mark mark = mark_take(jobs);
 	const uint64_t rows = bytes / BYTES_ROW, rest = bytes % BYTES_ROW;
-	const struct place from = { src, 0, BYTES_ROW }, to = { dst, 0, BYTES_ROW };
-	const struct place from_rest = { src + rows * BYTES_ROW, 0, rest };
+	const struct place from = { src, 0, src_step }, to = { dst, 0, BYTES_ROW };
+	const struct place from_rest = { src + rows * src_step, 0, rest };
 	const struct place to_rest = { dst + rows * BYTES_ROW, 0, rest };
 	const struct kvp_run all = { .src_step = 1, .dst_step = 1, .n = (uint32_t)rows };
 	const struct kvp_run one = { .src_step = 1, .dst_step = 1, .n = 1 };
@@ -368,6 +370,18 @@ int kvp_jobs_bytes(struct kvp_jobs *jobs, uint64_t src, uint64_t dst, uint64_t b
 	}
 	jobs->bytes += bytes;
 	return 0;
+}
+
+int kvp_jobs_bytes(struct kvp_jobs *jobs, uint64_t src, uint64_t dst, uint64_t bytes)
+{
+	return jobs_plain(jobs, src, BYTES_ROW, dst, bytes);
+}
+
+static_assert(KVP_JOBS_ZEROS >= BYTES_ROW, "a row of zeroes");
+
+int kvp_jobs_zero(struct kvp_jobs *jobs, uint64_t zeros, uint64_t dst, uint64_t bytes)
+{
+	return jobs_plain(jobs, zeros, 0, dst, bytes);
 }
 
 static enum kvp_move_size size_of(uint32_t n_entries, uint32_t n_runs)

@@ -18,6 +18,7 @@
 
 /* A block copies at most about this much: runs of long or many rows are split. */
 #define KVP_JOBS_RUN_BYTES 32768u
+#define KVP_JOBS_ZEROS 4096u
 
 struct kvp_jobs {
 	struct kvp_move_entry *entries; /* [max_entries] */
@@ -39,6 +40,9 @@ int kvp_jobs_move(struct kvp_jobs *jobs, const struct kvp_move_source *source,
 		  const struct kvp_move *move);
 /* Plain bytes, such as a segment. */
 int kvp_jobs_bytes(struct kvp_jobs *jobs, uint64_t src, uint64_t dst, uint64_t bytes);
+
+/* Zeroes bytes; `zeros` is the address of KVP_JOBS_ZEROS zero bytes. */
+int kvp_jobs_zero(struct kvp_jobs *jobs, uint64_t zeros, uint64_t dst, uint64_t bytes);
 
 /*
  * Fills the parameters of the launch of entries [first, first + n), at most KVP_MOVE_ENTRIES: those

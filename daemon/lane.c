@@ -246,35 +246,6 @@ static void run(struct kvp_lane *lane)
 	}
 }
 
-/* A transport that writes into the peer's memory has to know ours. */
-static int tell_memory(struct kvp_lane *lane)
-{
-	const struct kvp_net_ops *net = lane->config.net;
-	const struct kvp_net_memory pack = {
-		.base = lane->pack.base,
-		.stride = lane->pack.stride,
-		.n = lane->pack.n,
-	};
-	const struct kvp_net_memory land = {
-		.base = lane->land.base,
-		.stride = lane->land.stride,
-		.n = lane->land.n,
-		.landing = true,
-	};
-	int r;
-
-	if (!net->put)
-		return 0;
-
-	r = net->memory(lane->net, &pack, lane->start_err, sizeof(lane->start_err));
-	if (r == 0)
-		r = net->memory(lane->net, &land, lane->start_err, sizeof(lane->start_err));
-	for (uint32_t i = 0; r == 0 && i < lane->land.n; i++)
-		r = net->expose(lane->net, lane->land.slots[i].data, lane->land.slot_bytes,
-				&lane->land_keys[i]);
-	return r;
-}
-
 static int open_net(struct kvp_lane *lane)
 {
 	const struct kvp_net_config config = {
@@ -284,6 +255,7 @@ static int open_net(struct kvp_lane *lane)
 		.port_lo = lane->config.port_lo,
 		.port_hi = lane->config.port_hi,
 		.verbs = lane->config.verbs,
+		.device = kvp_lane_on_gpu(lane) && lane->config.memory != KVP_RINGS_HOST,
 	};
 	int r;
 
@@ -293,8 +265,6 @@ static int open_net(struct kvp_lane *lane)
 	lane->now_ns = kvp_lane_now();
 	kvp_lane_call(lane, "transport open");
 	r = lane->config.net->open(&lane->net, &config, lane->start_err, sizeof(lane->start_err));
-	if (r == 0)
-		r = tell_memory(lane);
 	kvp_lane_call(lane, NULL);
 	if (r < 0)
 		return r;
@@ -310,6 +280,18 @@ static int open_net(struct kvp_lane *lane)
 	return 0;
 }
 
+/* The host's are there already. Which memory a GPU's lie in depends on the transport. */
+static int open_rings(struct kvp_lane *lane)
+{
+	int r = 0;
+
+	if (kvp_lane_on_gpu(lane))
+		r = kvp_lane_rings_make(lane, lane->start_err, sizeof(lane->start_err));
+	if (r == 0 && lane->net && lane->config.net->put)
+		r = kvp_lane_rings_tell(lane, lane->start_err, sizeof(lane->start_err));
+	return r;
+}
+
 /* The transport lives and dies on the lane's thread. */
 static void *lane_main(void *arg)
 {
@@ -321,6 +303,8 @@ static void *lane_main(void *arg)
 		r = kvp_lane_gpu_open(lane, lane->start_err, sizeof(lane->start_err));
 	if (r == 0)
 		r = open_net(lane);
+	if (r == 0)
+		r = open_rings(lane);
 	kvp_lane_publish(lane);
 	lane->start_result = r;
 	(void)sem_post(&lane->started); /* cannot overflow: posted once */
@@ -388,7 +372,7 @@ static int init_memory(struct kvp_lane *lane)
 	lane->rx_pool = calloc(KVP_LANE_RX_PIECES, sizeof(*lane->rx_pool));
 	lane->tx_pool = calloc(KVP_LANE_TX_PIECES, sizeof(*lane->tx_pool));
 	lane->parts = calloc(KVP_PAIRS_MAX, sizeof(*lane->parts));
-	lane->land_keys = calloc(lane->config.slots, sizeof(*lane->land_keys));
+	lane->land_keys = calloc(2 * (size_t)lane->config.slots, sizeof(*lane->land_keys));
 	if (!lane->rx_pool || !lane->tx_pool || !lane->parts || !lane->land_keys)
 		return -ENOMEM;
 
@@ -430,8 +414,10 @@ static int lane_create(struct kvp_lane **out, const struct kvp_lane_config *conf
 
 	lane->config = *config;
 	lane->wake_fd = -1;
+	lane->ring_device.dmabuf = -1;
 	lane->config.pack = config->pack || config->gpu; /* a transport cannot read a GPU's rows */
 	(void)snprintf(lane->device, sizeof(lane->device), "host memory");
+	lane->rings.word = "host_lane";
 	init_lists(lane);
 	kvp_inbox_init(&lane->inbox, kvp_wakefd_wake, &lane->wake_fd);
 	if (sem_init(&lane->started, 0, 0) < 0)
@@ -516,6 +502,11 @@ const char *kvp_lane_gpu(const struct kvp_lane *lane)
 const char *kvp_lane_device(const struct kvp_lane *lane)
 {
 	return lane->device;
+}
+
+const struct kvp_lane_rings *kvp_lane_rings(const struct kvp_lane *lane)
+{
+	return &lane->rings;
 }
 
 const char *kvp_lane_transport(const struct kvp_lane *lane)

@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 #include "daemon/board.h"
+#include "daemon/config.h"
 #include "daemon/inbox.h"
 #include "daemon/net.h"
 #include "proto/layout.h"
@@ -66,7 +67,8 @@ struct kvp_lane_memory {
 	uint8_t handle[64];
 	uint64_t offset, bytes;         /* in the allocation, or the chunks */
 	uint32_t first_chunk, n_chunks; /* VMM */
-	/* As its owner made it, for NICs: index of its fd in chunk_fds, unless dmabuf_bytes is 0. */
+	/* As its owner made it, for NICs: index of its fd in chunk_fds, unless dmabuf_bytes is 0.
+	 */
 	uint32_t dmabuf;
 	uint64_t dmabuf_offset, dmabuf_bytes; /* of the memory's first byte in it, of all of it */
 };
@@ -218,6 +220,8 @@ struct kvp_lane_config {
 	uint64_t slot_bytes;
 	uint64_t spin_ns;
 	bool spin_yields;              /* gives way between two looks: few cores */
+	enum kvp_ring_memory memory;   /* of a GPU's rings */
+	enum kvp_flush flush;          /* of a GPU */
 	bool pack;                     /* false: one message per row, counted and shown */
 	uint32_t wants_per_session;    /* queued at this receiver */
 	const struct kvp_net_ops *net; /* NULL: local mode only, no transport is opened */
@@ -230,7 +234,7 @@ struct kvp_lane_config {
 };
 
 /* Starts the thread and opens the transport; returns when the lane is ready or has failed, with the
- * reason in `err`. */
+ * reason in `err`; -ENOMEM: its device has too little memory. */
 int kvp_lane_start(struct kvp_lane **out, const struct kvp_lane_config *config, char *err,
 		   size_t err_bytes);
 /* All objects have been ended and are quiet. Stops the thread, joins, frees. */
@@ -250,6 +254,15 @@ const char *kvp_lane_gpu(const struct kvp_lane *lane);
 const char *kvp_lane_device(const struct kvp_lane *lane);
 /* "ucx", "verbs"; "" without transport. */
 const char *kvp_lane_transport(const struct kvp_lane *lane);
+
+/* Where the rings lie and why there; fixed once the lane has started. */
+struct kvp_lane_rings {
+	bool device;      /* else in the host's memory, pinned if a GPU uses them */
+	bool flush;       /* the GPU is told to look at what a NIC wrote */
+	const char *word; /* how the transport takes the device's, or why there are none there */
+	char reason[192]; /* the same in words; "" with host memory only */
+};
+const struct kvp_lane_rings *kvp_lane_rings(const struct kvp_lane *lane);
 
 #define KVP_LANE_SLOTS_SHOWN 64u
 
@@ -283,6 +296,7 @@ struct kvp_lane_status {
 	uint64_t slot_waits;   /* times a piece had to wait for a slot */
 	uint64_t spins, sleeps, wakes;
 	uint64_t launches, gpu_busy;    /* launches sent out; of them not over */
+	uint64_t flushes;               /* times the GPU was told to look at a NIC's writes */
 	uint64_t imports, import_bytes; /* memory of clients on the GPU, mapped now */
 	uint32_t holds[8];              /* test builds: pieces kept at each test point */
 	struct kvp_lane_slot_status pack[KVP_LANE_SLOTS_SHOWN], land[KVP_LANE_SLOTS_SHOWN];

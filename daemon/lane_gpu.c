@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What only a lane with a GPU has: its rings in pinned memory, the imports of its pools, launches
- * that are over, and what happens when the GPU fails. */
+/* What only a lane with a GPU has: the imports of its pools, launches that are over, and what
+ * happens when the GPU fails. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -13,43 +13,7 @@
 #include "daemon/log.h"
 #include "proto/util.h"
 
-#define SLOTS_MIN 2u
-
 /* ---- opening --------------------------------------------------------------------------------- */
-
-/* Both rings in one piece; half as many slots when there is no memory, down to SLOTS_MIN. */
-static int make_rings(struct kvp_lane *lane, char *err, size_t err_bytes)
-{
-	const struct kvp_lane_config *config = &lane->config;
-	uint32_t gap = config->net && config->net->put ? KVP_NET_TAIL_BYTES : 0;
-	uint32_t n = config->slots;
-	int r = -ENOMEM;
-
-	for (; n >= SLOTS_MIN; n /= 2) {
-		uint64_t pack = kvp_ring_bytes(n, config->slot_bytes, 0);
-		uint64_t land = kvp_ring_bytes(n, config->slot_bytes, gap);
-
-		r = kvp_gpu_host_alloc(lane->mover.gpu, pack + land, &lane->ring_memory);
-		if (r == 0) {
-			r = kvp_ring_init_at(&lane->pack, n, config->slot_bytes, 0,
-					     lane->ring_memory);
-			if (r == 0)
-				r = kvp_ring_init_at(&lane->land, n, config->slot_bytes, gap,
-						     (uint8_t *)lane->ring_memory + pack);
-			break;
-		}
-		if (r != -ENOMEM)
-			break;
-	}
-	if (r < 0)
-		(void)snprintf(err, err_bytes, "rings of %u slots of %llu bytes: %s", n,
-			       (unsigned long long)config->slot_bytes,
-			       kvp_gpu_error(lane->mover.gpu));
-	else if (n < config->slots)
-		kvp_log(KVP_LOG_WARNING, "lane %s: rings of %u slots in the place of %u: no memory",
-			config->name, n, config->slots);
-	return r;
-}
 
 int kvp_lane_gpu_open(struct kvp_lane *lane, char *err, size_t err_bytes)
 {
@@ -72,17 +36,13 @@ int kvp_lane_gpu_open(struct kvp_lane *lane, char *err, size_t err_bytes)
 	for (uint32_t i = 0; i < KVP_LANE_LOCAL_MOVES; i++)
 		TAILQ_INSERT_TAIL(&lane->local_free, &lane->local_pool[i], link);
 	lane->n_local_free = KVP_LANE_LOCAL_MOVES;
-	return make_rings(lane, err, err_bytes);
+	return 0;
 }
 
 void kvp_lane_gpu_close(struct kvp_lane *lane)
 {
 	kvp_lane_call(lane, "GPU close");
-	kvp_ring_fini(&lane->pack);
-	kvp_ring_fini(&lane->land);
-	if (lane->ring_memory)
-		kvp_gpu_host_free(lane->mover.gpu, lane->ring_memory);
-	lane->ring_memory = NULL;
+	kvp_lane_rings_free(lane);
 	free(lane->local_pool);
 	lane->local_pool = NULL;
 	kvp_mover_close(&lane->mover);
@@ -239,8 +199,8 @@ static void launch_failed(struct kvp_lane *lane, uint64_t ticket)
 		rx->ticket = KVP_MIN(rx->ticket, lane->mover.last);
 	TAILQ_FOREACH (tx, &lane->leaving_txs, dirty_link)
 		tx->ticket = KVP_MIN(tx->ticket, lane->mover.last);
-	kvp_ring_over(&lane->pack, ticket);
-	kvp_ring_over(&lane->land, ticket);
+	kvp_ring_failed(&lane->pack, ticket);
+	kvp_ring_failed(&lane->land, ticket);
 }
 
 static void device_failed(struct kvp_lane *lane)

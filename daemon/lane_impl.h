@@ -358,7 +358,9 @@ struct kvp_lane {
 	uint64_t now_ns; /* once a turn, and after long work */
 	struct kvp_mover mover;
 	struct kvp_ring pack, land;
-	void *ring_memory; /* owned pinned memory of both rings, with a GPU */
+	struct kvp_lane_rings rings;
+	void *ring_memory;               /* owned pinned memory: of both rings, or of their twins */
+	struct kvp_gpu_ring ring_device; /* owned memory of both rings on the device */
 	char device[176];
 	struct kvp_tx_pieces gathering; /* on the GPU, by ticket */
 	struct kvp_rx_pieces scattering;
@@ -368,7 +370,8 @@ struct kvp_lane {
 	uint32_t n_local_free;
 	struct kvp_rxs leaving_rxs; /* ended; until the GPU has passed */
 	struct kvp_txs leaving_txs;
-	struct kvp_net_key *land_keys; /* owned, by slot; zeroes if the transport has none */
+	/* Owned, by slot, then by slot those of the twins; zeroes if the transport has none. */
+	struct kvp_net_key *land_keys;
 	struct kvp_table pools, fences, eps, shares_by_id, rxs, txs;
 	struct kvp_links links;
 	uint32_t links_closing;
@@ -501,6 +504,9 @@ void *kvp_rx_message(struct kvp_lane *lane, const struct kvp_wire_data *data, si
 void kvp_rx_data(struct kvp_lane *lane, const struct kvp_wire_data *msg, const void *data,
 		 size_t bytes);
 void kvp_rx_lost(struct kvp_lane *lane, const struct kvp_wire_data *msg);
+/* Puts bytes that came into the piece's slot, if they do not lie there. False: the rx has failed.
+ */
+bool kvp_rx_keep(struct kvp_rx_piece *piece, uint64_t offset, const void *data, size_t bytes);
 /* A WANT with its payload: where the payload goes, and then that it is there. NULL: it is an
  * ordinary WANT. rx_eager.c */
 void *kvp_rx_eager(struct kvp_lane *lane, const struct kvp_wire_want *want, size_t bytes);
@@ -604,8 +610,7 @@ void kvp_local_landed(struct kvp_tx_leg *leg, struct kvp_chunk *chunk, struct kv
 
 /* ---- lane_gpu.c: what only a lane with a GPU has -------------------------------------------- */
 
-/* On the lane's thread: opens the GPU and makes the rings in pinned memory, smaller ones when there
- * is no more. `err` says why not. */
+/* On the lane's thread: opens the GPU. `err` says why not. */
 int kvp_lane_gpu_open(struct kvp_lane *lane, char *err, size_t err_bytes);
 void kvp_lane_gpu_close(struct kvp_lane *lane);
 /* What the GPU has finished, and rooms that a failure of it ends: how much was done. */
@@ -624,6 +629,21 @@ void kvp_rx_leave(struct kvp_rx *rx);
 static inline bool kvp_lane_on_gpu(const struct kvp_lane *lane)
 {
 	return lane->config.gpu != NULL;
+}
+
+/* ---- lane_rings.c: memory of the rings of a lane with a GPU --------------------------------- */
+
+/* Once the transport is open: makes the rings, smaller ones when there is no more memory. */
+int kvp_lane_rings_make(struct kvp_lane *lane, char *err, size_t err_bytes);
+/* The transport is closed, and nothing runs on the GPU. */
+void kvp_lane_rings_free(struct kvp_lane *lane);
+/* Makes the rings known to a transport that writes into its peer's memory. */
+int kvp_lane_rings_tell(struct kvp_lane *lane, char *err, size_t err_bytes);
+
+/* Where a piece of that kind lies in its slot: engines' bytes are read by the processor. */
+static inline uint8_t *kvp_slot_place(const struct kvp_slot *slot, uint8_t kind)
+{
+	return slot->twin && kind == KVP_WIRE_META ? slot->twin : slot->data;
 }
 uint32_t kvp_tx_fences(struct kvp_lane *lane);
 /* Sends a granted piece from where it lies, row by row: true when all of it is the transport's. */

@@ -78,7 +78,7 @@ bool kvp_mover_ready(struct kvp_mover *mover)
 
 /* One move, whatever it is. */
 struct step {
-	enum { STEP_GATHER, STEP_SCATTER, STEP_MOVE, STEP_BYTES } kind;
+	enum { STEP_GATHER, STEP_SCATTER, STEP_MOVE, STEP_BYTES, STEP_ZERO } kind;
 	const struct kvp_copy_piece *piece;
 	const struct kvp_move_source *source;
 	const struct kvp_move *move;
@@ -94,6 +94,8 @@ static int step_add(struct kvp_jobs *jobs, const struct step *step)
 		return kvp_jobs_scatter(jobs, step->piece, step->src);
 	case STEP_MOVE:
 		return kvp_jobs_move(jobs, step->source, step->move);
+	case STEP_ZERO:
+		return kvp_jobs_zero(jobs, step->src, step->dst, step->bytes);
 	default:
 		return kvp_jobs_bytes(jobs, step->src, step->dst, step->bytes);
 	}
@@ -171,4 +173,31 @@ int kvp_mover_bytes(struct kvp_mover *mover, const uint8_t *src, uint8_t *dst, u
 	memcpy(dst, src, bytes);
 	*ticket = 0;
 	return 0;
+}
+
+int kvp_mover_zero(struct kvp_mover *mover, const uint8_t *dst, uint64_t bytes, uint64_t *ticket)
+{
+	const struct step step = { STEP_ZERO, .src = mover->zeros, .dst = (uintptr_t)dst,
+				   .bytes = bytes };
+
+	return add(mover, &step, ticket);
+}
+
+/* What is not a launch can lose the GPU, too. */
+static int called(struct kvp_mover *mover, int r)
+{
+	if (r == -EIO && !mover->dead)
+		mover_failed(mover, mover->last + 1, r);
+	return r;
+}
+
+int kvp_mover_write(struct kvp_mover *mover, uint8_t *dst, const void *src, uint64_t bytes)
+{
+	return mover->dead ? -EIO
+			   : called(mover, kvp_gpu_write(mover->gpu, (uintptr_t)dst, src, bytes));
+}
+
+int kvp_mover_flush(struct kvp_mover *mover)
+{
+	return mover->dead ? -EIO : called(mover, kvp_gpu_flush(mover->gpu));
 }

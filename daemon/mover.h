@@ -22,6 +22,7 @@ struct kvp_mover {
 	uint64_t last;                   /* the newest ticket that a move was given */
 	uint64_t over;                   /* tickets up to it are over */
 	uint64_t failed;                 /* ticket of a launch that failed; 0: none */
+	uint64_t zeros;                  /* device address of KVP_JOBS_ZEROS zero bytes, or 0 */
 	bool dead;                       /* the GPU is lost to this process: nothing runs there */
 };
 
@@ -42,6 +43,14 @@ int kvp_mover_move(struct kvp_mover *mover, const struct kvp_move_source *source
 		   const struct kvp_move *move, uint64_t *ticket);
 int kvp_mover_bytes(struct kvp_mover *mover, const uint8_t *src, uint8_t *dst, uint64_t bytes,
 		    uint64_t *ticket);
+
+/* Zeroes memory of the device; the mover has `zeros`. */
+int kvp_mover_zero(struct kvp_mover *mover, const uint8_t *dst, uint64_t bytes, uint64_t *ticket);
+
+/* Copies the host's memory to the device, at once. 0, or as the GPU says. */
+int kvp_mover_write(struct kvp_mover *mover, uint8_t *dst, const void *src, uint64_t bytes);
+/* Moves added after it see what NICs have written. */
+int kvp_mover_flush(struct kvp_mover *mover);
 
 /* Could a move be added now? */
 bool kvp_mover_ready(struct kvp_mover *mover);

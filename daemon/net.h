@@ -73,7 +73,11 @@ struct kvp_net_put {
 struct kvp_net_memory {
 	void *base;
 	size_t stride, n; /* bytes from slot to slot, slots */
-	bool landing;     /* KVP_NET_TAIL_BYTES at the end of each are the transport's */
+	bool landing;     /* KVP_NET_TAIL_BYTES at the end of each are the transport's, but for
+			   * memory of a device */
+	bool device;      /* a GPU's: the processor must not touch it */
+	int dmabuf;       /* of a device: borrowed, outlives the net; -1: none */
+	uint64_t dmabuf_offset; /* of base in it */
 };
 
 /* Of the verbs transport; kvp_net_verbs_defaults() fills it. */
@@ -100,6 +104,7 @@ struct kvp_net_config {
 	const char *interface;                    /* network interface to bind, such as "lo" */
 	uint16_t port_lo, port_hi;                /* listening ports that may be used; 0, 0: any */
 	const struct kvp_net_verbs_config *verbs; /* borrowed; of the verbs transport only */
+	bool device; /* memory of the calling thread's GPU is wanted, if that can be */
 };
 
 /* Transport-wide numbers, for gauges. Written by the lane's thread only. */
@@ -138,6 +143,13 @@ struct kvp_net_ops {
 	 * the next progress() that returned > 0; other: endpoint is broken. */
 	int (*send)(struct kvp_net *net, struct kvp_net_ep *ep, const void *hdr, size_t hdr_bytes,
 		    const void *payload, size_t bytes, void *req);
+
+	/* May that memory of a device be sent from, and landed in? 0, and *word says how: "dmabuf",
+	 * "peermem", "cuda"; it may be given to send(), or to memory() next. Else negative errno,
+	 * and *word and `err` say why not. NULL: never. What a transport that has no put() lands in
+	 * a device, data() has to copy there. */
+	int (*device)(struct kvp_net *net, const struct kvp_net_memory *memory, const char **word,
+		      char *err, size_t err_bytes);
 
 	/* ---- of transports that write into the memory of the peer. NULL: payloads come with their
 	 * messages, by send(). With them set, payloads go by put() only. */

@@ -401,6 +401,7 @@ const struct kvp_net_ops kvp_net_ucx = {
 	.ep_close = ucx_ep_close,
 	.ep_arg = ucx_ep_arg,
 	.send = kvp_ucx_send,
+	.device = kvp_ucx_device,
 	.progress = ucx_progress,
 	.arm = ucx_arm,
 	.fd = ucx_fd,

@@ -5,6 +5,7 @@
 
 #include "daemon/net.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
 #include <ucp/api/ucp.h>
@@ -16,6 +17,7 @@
 /* Rendezvous receives that may be alive at once; more are dropped. */
 #define KVP_UCX_RECVS 256u
 #define KVP_UCX_AM_ID 7u
+#define KVP_UCX_DEVICE_RANGES 4u
 /* A forced close takes milliseconds; past this the endpoint counts as stuck. */
 #define KVP_UCX_CLOSE_NS UINT64_C(2000000000)
 /* Bytes of eager payload that travel as one fragment, without reassembly at the receiver. */
@@ -82,6 +84,12 @@ struct kvp_net {
 	struct kvp_ucx_send *sends; /* owned, KVP_UCX_SENDS of them */
 	struct kvp_ucx_recv *recvs; /* owned, KVP_UCX_RECVS of them */
 	struct kvp_net_stats stats;
+	/* Memory of a device that is sent from and landed in. */
+	struct kvp_ucx_range {
+		const unsigned char *base;
+		size_t bytes;
+	} device[KVP_UCX_DEVICE_RANGES]; /* [n_device] */
+	uint32_t n_device;
 	size_t address_bytes;
 	unsigned char address[KVP_NET_ADDR_MAX]; /* framed */
 	char what[96];
@@ -93,6 +101,14 @@ int kvp_ucx_errno(ucs_status_t status);
 /* net_ucx_config.c: makes the context for one interface; `what` gets the words for describe(). */
 int kvp_ucx_context_create(struct kvp_net *net, const struct kvp_net_config *config, char *err,
 			   size_t err_bytes);
+
+/* net_ucx_device.c */
+/* Does this UCX have what it takes for memory of GPUs? Asked before a context is made. */
+bool kvp_ucx_has_cuda(void);
+int kvp_ucx_device(struct kvp_net *net, const struct kvp_net_memory *memory, const char **word,
+		   char *err, size_t err_bytes);
+/* What UCX is told of memory of ours. */
+ucs_memory_type_t kvp_ucx_memory_type(const struct kvp_net *net, const void *at);
 
 /* net_ucx_addr.c: UCX trusts an address that it unpacks, so addresses travel in a frame of ours.
  * frame() writes at most `room` bytes and returns how many, or -ENOBUFS. unframe() returns the

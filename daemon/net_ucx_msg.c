@@ -64,7 +64,7 @@ int kvp_ucx_send(struct kvp_net *net, struct kvp_net_ep *ep, const void *hdr, si
 		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
 				UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
 		.flags = UCP_AM_SEND_FLAG_EAGER,
-		.memory_type = UCS_MEMORY_TYPE_HOST,
+		.memory_type = kvp_ucx_memory_type(net, payload),
 		.cb.send = on_sent,
 	};
 	struct kvp_ucx_send *send;
@@ -145,7 +145,7 @@ static void recv_rendezvous(struct kvp_ucx_recv *recv, void *descriptor)
 	ucp_request_param_t param = {
 		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
 				UCP_OP_ATTR_FIELD_MEMORY_TYPE,
-		.memory_type = UCS_MEMORY_TYPE_HOST,
+		.memory_type = kvp_ucx_memory_type(recv->net, recv->place),
 		.cb.recv_am = on_received,
 		.user_data = recv,
 	};

@@ -485,6 +485,7 @@ const struct kvp_net_ops kvp_net_verbs = {
 	.ep_close = kvp_vb_ep_close,
 	.ep_arg = verbs_ep_arg,
 	.send = kvp_vb_send,
+	.device = kvp_vb_device,
 	.memory = kvp_vb_memory,
 	.expose = kvp_vb_expose,
 	.put = kvp_vb_put,

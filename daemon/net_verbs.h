@@ -79,9 +79,11 @@ _Static_assert(sizeof(struct kvp_vb_tail) == KVP_NET_TAIL_BYTES, "layout");
 struct kvp_vb_key {
 	uint64_t addr;
 	uint32_t rkey;
-	uint16_t idx;
+	uint16_t idx; /* | KVP_VB_APART: the header comes in a message, not behind the payload */
 	uint16_t nonce;
 };
+#define KVP_VB_APART 0x8000u
+_Static_assert(KVP_VB_PLACES <= KVP_VB_APART, "an index and a bit");
 _Static_assert(sizeof(struct kvp_vb_key) == sizeof(struct kvp_net_key), "layout");
 
 /* How to find a net. */
@@ -179,6 +181,7 @@ struct kvp_vb_region {
 	size_t bytes;
 	struct ibv_mr *mr; /* owned */
 	bool landing;
+	bool device; /* a GPU's memory: the processor must not read what lies there */
 };
 
 struct kvp_vb_place {
@@ -239,6 +242,8 @@ uint64_t kvp_vb_random(struct kvp_net *net);
 /* net_verbs_mem.c */
 int kvp_vb_memory(struct kvp_net *net, const struct kvp_net_memory *memory, char *err,
 		  size_t err_bytes);
+int kvp_vb_device(struct kvp_net *net, const struct kvp_net_memory *memory, const char **word,
+		  char *err, size_t err_bytes);
 int kvp_vb_expose(struct kvp_net *net, void *place, size_t bytes, struct kvp_net_key *key);
 /* The region that these bytes lie in, or NULL. */
 const struct kvp_vb_region *kvp_vb_region(const struct kvp_net *net, const void *at, size_t bytes);

@@ -21,11 +21,27 @@ uint64_t kvp_vb_random(struct kvp_net *net)
 	return net->rng;
 }
 
-static int slice_add(struct kvp_net *net, uint8_t *base, size_t bytes, bool landing, char *err,
-		     size_t err_bytes)
+/* Nobody writes into what is only sent from, and nobody ever reads. */
+static int access_of(const struct kvp_net_memory *memory)
 {
-	/* Nobody writes into what is only sent from, and nobody ever reads. */
-	int access = landing ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE : 0;
+	return memory->landing ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE : 0;
+}
+
+/* Of a device: by its dma-buf, or as the peer memory interface finds it by its address. */
+static struct ibv_mr *slice_register(struct kvp_net *net, const struct kvp_net_memory *memory,
+				     size_t skip, size_t bytes)
+{
+	uint8_t *base = (uint8_t *)memory->base + skip;
+
+	if (memory->device && memory->dmabuf >= 0)
+		return ibv_reg_dmabuf_mr(net->pd, memory->dmabuf_offset + skip, bytes,
+					 (uintptr_t)base, memory->dmabuf, access_of(memory));
+	return ibv_reg_mr(net->pd, base, bytes, access_of(memory));
+}
+
+static int slice_add(struct kvp_net *net, const struct kvp_net_memory *memory, size_t skip,
+		     size_t bytes, char *err, size_t err_bytes)
+{
 	struct kvp_vb_region *region = &net->regions[net->n_regions];
 	uint64_t limit = kvp_nic_memlock();
 
@@ -34,7 +50,7 @@ static int slice_add(struct kvp_net *net, uint8_t *base, size_t bytes, bool land
 		return -ENOBUFS;
 	}
 
-	region->mr = ibv_reg_mr(net->pd, base, bytes, access);
+	region->mr = slice_register(net, memory, skip, bytes);
 	if (!region->mr) {
 		int e = errno;
 
@@ -48,9 +64,10 @@ static int slice_add(struct kvp_net *net, uint8_t *base, size_t bytes, bool land
 				       net->nic.device, bytes, strerror(e));
 		return -e;
 	}
-	region->base = base;
+	region->base = (uint8_t *)memory->base + skip;
 	region->bytes = bytes;
-	region->landing = landing;
+	region->landing = memory->landing;
+	region->device = memory->device;
 	net->n_regions++;
 	return 0;
 }
@@ -59,7 +76,6 @@ int kvp_vb_memory(struct kvp_net *net, const struct kvp_net_memory *memory, char
 		  size_t err_bytes)
 {
 	size_t slots = KVP_MAX(SLICE_BYTES / memory->stride, UINT64_C(1));
-	uint8_t *base = memory->base;
 
 	if (memory->stride + KVP_NET_TAIL_BYTES > net->nic.max_msg_bytes) {
 		(void)snprintf(
@@ -70,13 +86,38 @@ int kvp_vb_memory(struct kvp_net *net, const struct kvp_net_memory *memory, char
 	}
 	for (size_t i = 0; i < memory->n; i += slots) {
 		size_t n = KVP_MIN(slots, memory->n - i);
-		int r = slice_add(net, base + i * memory->stride, n * memory->stride,
-				  memory->landing, err, err_bytes);
+		int r = slice_add(net, memory, i * memory->stride, n * memory->stride, err,
+				  err_bytes);
 
 		if (r < 0)
 			return r;
 	}
 	return 0;
+}
+
+/* Registers the memory and takes that back: whether it works says nobody but the card's driver. */
+static int try_register(struct kvp_net *net, const struct kvp_net_memory *memory)
+{
+	struct ibv_mr *mr =
+		slice_register(net, memory, 0, KVP_MIN(memory->n * memory->stride, SLICE_BYTES));
+
+	return mr ? -ibv_dereg_mr(mr) : -errno;
+}
+
+int kvp_vb_device(struct kvp_net *net, const struct kvp_net_memory *memory, const char **word,
+		  char *err, size_t err_bytes)
+{
+	bool dmabuf = memory->dmabuf >= 0;
+	int r = try_register(net, memory);
+
+	*word = dmabuf ? "dmabuf" : "peermem";
+	if (r == 0)
+		return 0;
+	*word = "not_registered";
+	(void)snprintf(err, err_bytes, "%s: registering memory of the device by %s: %s",
+		       net->nic.device, dmabuf ? "dma-buf" : "its address (peer memory)",
+		       strerror(-r));
+	return r;
 }
 
 const struct kvp_vb_region *kvp_vb_region(const struct kvp_net *net, const void *at, size_t bytes)
@@ -94,10 +135,12 @@ const struct kvp_vb_region *kvp_vb_region(const struct kvp_net *net, const void 
 
 int kvp_vb_expose(struct kvp_net *net, void *place, size_t bytes, struct kvp_net_key *key)
 {
-	const struct kvp_vb_region *region = kvp_vb_region(net, place, bytes + KVP_NET_TAIL_BYTES);
+	const struct kvp_vb_region *region = kvp_vb_region(net, place, bytes);
 	struct kvp_vb_key mine;
 
-	if (!region || !region->landing)
+	/* The tail is the processor's to read. */
+	if (!region || !region->landing ||
+	    (!region->device && !kvp_vb_region(net, place, bytes + KVP_NET_TAIL_BYTES)))
 		return -EINVAL;
 	if (net->n_places == KVP_VB_PLACES)
 		return -ENOBUFS;
@@ -105,7 +148,7 @@ int kvp_vb_expose(struct kvp_net *net, void *place, size_t bytes, struct kvp_net
 	mine = (struct kvp_vb_key){
 		.addr = (uintptr_t)place,
 		.rkey = region->mr->rkey,
-		.idx = (uint16_t)net->n_places,
+		.idx = (uint16_t)(net->n_places | (region->device ? KVP_VB_APART : 0)),
 		.nonce = (uint16_t)kvp_vb_random(net),
 	};
 	net->places[net->n_places++] = (struct kvp_vb_place){

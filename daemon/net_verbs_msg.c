@@ -263,15 +263,18 @@ static int put_part(struct kvp_net_ep *ep, const struct kvp_net_put *put,
 
 int kvp_vb_put(struct kvp_net *net, struct kvp_net_ep *ep, const struct kvp_net_put *put)
 {
-	bool whole = put->whole && put->hdr_bytes <= sizeof(((struct kvp_vb_tail *)NULL)->hdr);
 	struct kvp_vb_key key;
 	struct kvp_vb_op *op;
 	struct ibv_sge sge;
+	bool whole;
 	int r;
 
 	if (put->hdr_bytes == 0 || put->hdr_bytes > KVP_NET_HDR_MAX || !put->payload ||
 	    put->bytes == 0 || put->bytes > net->nic.max_msg_bytes || !put->req)
 		return -EINVAL;
+	memcpy(&key, put->key, sizeof(key));
+	whole = put->whole && !(key.idx & KVP_VB_APART) &&
+		put->hdr_bytes <= sizeof(((struct kvp_vb_tail *)NULL)->hdr);
 	r = sendable(ep, whole ? 1 : 2);
 	if (r < 0)
 		return r;
@@ -284,7 +287,6 @@ int kvp_vb_put(struct kvp_net *net, struct kvp_net_ep *ep, const struct kvp_net_
 		op_release(net, op);
 		return r;
 	}
-	memcpy(&key, put->key, sizeof(key));
 	r = whole ? put_whole(ep, put, &key, &sge, op) : put_part(ep, put, &key, &sge, op);
 	return added(ep, r, put->bytes);
 }

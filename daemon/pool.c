@@ -436,6 +436,13 @@ static Kvp__Status choose_lane(const struct kvp_pools *pools, const struct sourc
 		*lane_idx = i;
 		return OK;
 	}
+	for (uint32_t i = 0; i < pools->n_refusals; i++) {
+		if (strcmp(pools->refusals[i].uuid, uuid) != 0)
+			continue;
+		(void)snprintf(err, KVP_POOL_ERR, "memories: of %s, which is not served: %.170s",
+			       uuid, pools->refusals[i].reason); /* may be cut */
+		return KVP__STATUS__STATUS_NO_MEMORY;
+	}
 	(void)snprintf(err, KVP_POOL_ERR,
 		       "memories: of %s, which this daemon does not use (gpu.devices is %.60s)",
 		       uuid, pools->config->gpu.devices);

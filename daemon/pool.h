@@ -85,11 +85,19 @@ int kvp_pool_hold(struct kvp_pool *pool, uint32_t group, const uint32_t *pages, 
 		  uint32_t *bad);
 void kvp_pool_unhold(struct kvp_pool *pool, uint32_t group, const uint32_t *pages, uint32_t n);
 
+/* A GPU whose pools are refused: its lane could not be started. */
+struct kvp_gpu_refusal {
+	char uuid[48];
+	char reason[200];
+};
+
 /* All pools of the daemon; embedded. */
 struct kvp_pools {
 	const struct kvp_config *config; /* borrowed */
 	struct kvp_lane *const *lanes;   /* borrowed [n_lanes]; 0 is the host lane */
 	uint32_t n_lanes;
+	const struct kvp_gpu_refusal *refusals; /* borrowed [n_refusals] */
+	uint32_t n_refusals;
 	struct kvp_pool *first; /* utlist */
 	uint32_t n;             /* in any state */
 	uint32_t refused;       /* with LIMIT */

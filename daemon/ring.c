@@ -82,10 +82,46 @@ void kvp_ring_fini(struct kvp_ring *ring)
 	*ring = (struct kvp_ring){ 0 };
 }
 
-struct kvp_slot *kvp_ring_take(struct kvp_ring *ring, uint32_t uid, uint64_t now_ns)
+void kvp_ring_set_twins(struct kvp_ring *ring, const struct kvp_ring_twins *twins)
+{
+	ring->twins = twins->twins;
+	ring->twin_bytes = twins->bytes;
+	ring->twin_stride = twins->stride;
+	ring->clean = twins->clean;
+	ring->clean_arg = twins->clean_arg;
+	for (uint32_t i = 0; i < ring->n; i++)
+		ring->slots[i].twin = ring->twins + i * ring->twin_stride;
+}
+
+static void keep(struct kvp_ring *ring, struct kvp_slot *slot)
+{
+	slot->next_free = ring->kept;
+	ring->kept = slot;
+}
+
+/* The first free slot has bytes of another user: has it zeroed, and kept until then. */
+static int clean_first(struct kvp_ring *ring)
 {
 	struct kvp_slot *slot = ring->free;
+	int r = ring->clean(ring->clean_arg, slot, &slot->ticket);
 
+	if (r < 0)
+		return r;
+	memset(slot->twin, 0, KVP_MIN(slot->dirty, ring->twin_bytes));
+	slot->cleaning = true;
+	ring->free = slot->next_free;
+	ring->n_free--;
+	keep(ring, slot);
+	return 0;
+}
+
+struct kvp_slot *kvp_ring_take(struct kvp_ring *ring, uint32_t uid, uint64_t now_ns)
+{
+	struct kvp_slot *slot;
+
+	while ((slot = ring->free) && ring->clean && slot->dirty && slot->uid != uid)
+		if (clean_first(ring) < 0)
+			return NULL;
 	if (!slot)
 		return NULL;
 
@@ -113,8 +149,7 @@ void kvp_ring_put(struct kvp_ring *ring, struct kvp_slot *slot)
 	slot->token = 0;
 	slot->user = NULL;
 	if (slot->ticket > ring->over) {
-		slot->next_free = ring->kept;
-		ring->kept = slot;
+		keep(ring, slot);
 		return;
 	}
 	slot->next_free = ring->free;
@@ -134,8 +169,19 @@ void kvp_ring_over(struct kvp_ring *ring, uint64_t ticket)
 			continue;
 		}
 		*at = slot->next_free;
+		if (slot->cleaning)
+			slot->dirty = 0;
+		slot->cleaning = false;
 		slot->next_free = ring->free;
 		ring->free = slot;
 		ring->n_free++;
 	}
+}
+
+void kvp_ring_failed(struct kvp_ring *ring, uint64_t ticket)
+{
+	for (struct kvp_slot *slot = ring->kept; slot; slot = slot->next_free)
+		if (slot->ticket == ticket)
+			slot->cleaning = false; /* it is as dirty as before */
+	kvp_ring_over(ring, ticket);
 }

@@ -2,8 +2,6 @@
 
 /* Pieces that come with their want: the first of an idle leg, when a slot is free at once. */
 
-#include <string.h>
-
 #include "daemon/lane_impl.h"
 #include "proto/util.h"
 
@@ -45,7 +43,7 @@ void *kvp_rx_eager(struct kvp_lane *lane, const struct kvp_wire_want *want, size
 	kvp_slot_dirty(slot, bytes);
 	kvp_board_once(&piece->leg->rx->order->board->first_data_ns, lane->now_ns);
 	lane->eager = piece;
-	return slot->data;
+	return kvp_slot_place(slot, piece->kind);
 }
 
 void kvp_rx_eager_data(struct kvp_lane *lane, const void *data, size_t bytes)
@@ -59,7 +57,6 @@ void kvp_rx_eager_data(struct kvp_lane *lane, const void *data, size_t bytes)
 	lane->counts.eager++;
 	piece->receiving--;
 	piece->got = bytes;
-	if (kvp_lane_on_gpu(lane) && data != piece->slot->data)
-		memcpy(piece->slot->data, data, bytes);
-	kvp_rx_here(lane, piece, data);
+	if (!kvp_lane_on_gpu(lane) || kvp_rx_keep(piece, 0, data, bytes))
+		kvp_rx_here(lane, piece, data);
 }

@@ -32,6 +32,15 @@ void kvp_rx_piece_grant(struct kvp_rx_leg *leg, struct kvp_slot *slot, uint64_t 
 	kvp_rx_dirty(rx);
 }
 
+/* Index of the key of where the piece is to land. */
+static uint32_t key_of(const struct kvp_lane *lane, const struct kvp_rx_piece *piece,
+		       const struct kvp_slot *slot)
+{
+	bool twin = kvp_slot_place(slot, piece->kind) != slot->data;
+
+	return (twin ? lane->config.slots : 0) + slot->idx;
+}
+
 static bool piece_grant(struct kvp_rx_leg *leg)
 {
 	const struct kvp_rx_piece *piece = TAILQ_FIRST(&leg->queued);
@@ -52,7 +61,7 @@ static bool piece_grant(struct kvp_rx_leg *leg)
 		.slot = slot->idx,
 		.mode = KVP_WIRE_LANDING,
 	};
-	memcpy(msg.key, &lane->land_keys[slot->idx], sizeof(msg.key));
+	memcpy(msg.key, &lane->land_keys[key_of(lane, piece, slot)], sizeof(msg.key));
 	if (kvp_link_send(leg->link, &msg, sizeof(msg)) < 0) {
 		kvp_ring_put(&lane->land, slot);
 		return false;
@@ -216,7 +225,7 @@ void *kvp_rx_message(struct kvp_lane *lane, const struct kvp_wire_data *msg, siz
 	piece->receiving++;
 	kvp_slot_dirty(piece->slot, msg->offset + bytes);
 	kvp_board_once(&piece->leg->rx->order->board->first_data_ns, lane->now_ns);
-	return piece->slot->data + msg->offset;
+	return kvp_slot_place(piece->slot, piece->kind) + msg->offset;
 }
 
 void kvp_rx_here(struct kvp_lane *lane, struct kvp_rx_piece *piece, const void *from)
@@ -248,6 +257,27 @@ static void orphan_done(struct kvp_lane *lane, struct kvp_rx_piece *piece)
 	kvp_rx_piece_put(lane, piece);
 }
 
+bool kvp_rx_keep(struct kvp_rx_piece *piece, uint64_t offset, const void *data, size_t bytes)
+{
+	struct kvp_rx *rx = piece->leg->rx;
+	struct kvp_lane *lane = rx->lane;
+	uint8_t *to = kvp_slot_place(piece->slot, piece->kind) + offset;
+	int r;
+
+	if (data == to)
+		return true;
+	if (!lane->rings.device || piece->kind == KVP_WIRE_META) {
+		memcpy(to, data, bytes);
+		return true;
+	}
+	kvp_lane_call(lane, "copy into a ring");
+	r = kvp_mover_write(&lane->mover, to, data, bytes);
+	kvp_lane_call(lane, "transport progress");
+	if (r < 0)
+		kvp_rx_move_failed(rx, r);
+	return r == 0;
+}
+
 void kvp_rx_data(struct kvp_lane *lane, const struct kvp_wire_data *msg, const void *data,
 		 size_t bytes)
 {
@@ -266,8 +296,8 @@ void kvp_rx_data(struct kvp_lane *lane, const struct kvp_wire_data *msg, const v
 	/* A whole piece is scattered from where it lies, unless it has to be kept. */
 	direct = bytes == piece->need && !kvp_lane_held(lane, KVP_HOLD_SCATTER) &&
 		 !kvp_lane_on_gpu(lane);
-	if (!direct && data != piece->slot->data + msg->offset)
-		memcpy(piece->slot->data + msg->offset, data, bytes);
+	if (!direct && !kvp_rx_keep(piece, msg->offset, data, bytes))
+		return;
 	piece->got += bytes;
 	if (piece->got == piece->need)
 		kvp_rx_here(lane, piece, direct ? data : piece->slot->data);
@@ -293,7 +323,8 @@ static int piece_scatter(struct kvp_lane *lane, struct kvp_rx_piece *piece)
 {
 	struct kvp_rx *rx = piece->leg->rx;
 	uint64_t ticket = 0;
-	int r = kvp_rx_scatter(piece->leg, piece, piece->slot->data, &ticket);
+	int r = kvp_rx_scatter(piece->leg, piece, kvp_slot_place(piece->slot, piece->kind),
+			       &ticket);
 
 	if (r == -EAGAIN)
 		return r;
@@ -318,6 +349,20 @@ static int piece_scatter(struct kvp_lane *lane, struct kvp_rx_piece *piece)
 	return 0;
 }
 
+/* What is here was written by a NIC: the GPU has to see it. */
+static void flush(struct kvp_lane *lane)
+{
+	struct kvp_rx_piece *piece;
+	int r;
+
+	kvp_lane_call(lane, "flush of a NIC's writes");
+	r = kvp_mover_flush(&lane->mover);
+	kvp_lane_call(lane, NULL);
+	lane->counts.flushes++;
+	while (r < 0 && (piece = TAILQ_FIRST(&lane->rx_here)))
+		kvp_rx_move_failed(piece->leg->rx, r); /* which drops its pieces */
+}
+
 uint32_t kvp_rx_scatters(struct kvp_lane *lane)
 {
 	struct kvp_rx_piece *piece;
@@ -326,6 +371,8 @@ uint32_t kvp_rx_scatters(struct kvp_lane *lane)
 	if (kvp_lane_held(lane, KVP_HOLD_SCATTER))
 		return 0;
 
+	if (lane->rings.flush && !TAILQ_EMPTY(&lane->rx_here))
+		flush(lane);
 	while ((piece = TAILQ_FIRST(&lane->rx_here)) && piece_scatter(lane, piece) == 0)
 		n++;
 	return n;

@@ -238,14 +238,24 @@ void kvp_tx_sides(const struct kvp_tx_leg *leg, const struct kvp_order_chunk *ch
 	}
 }
 
-/* What lies between two parts is sent along: it must not be what was there before. */
-static void fill_gaps(const struct kvp_copy_piece *piece, uint8_t *slot)
+/* What lies between two parts is sent along: it must not be what was there before. On a device the
+ * zeroes go out with the launch of the gather, or before it: its ticket is theirs, too. */
+static int fill_gaps(struct kvp_lane *lane, const struct kvp_copy_piece *piece, uint8_t *slot)
 {
 	for (uint32_t i = 0; i + 1 < piece->n_parts; i++) {
 		uint64_t end = piece->parts[i].offset + piece->parts[i].bytes;
+		uint64_t bytes = piece->parts[i + 1].offset - end;
+		uint64_t ticket;
+		int r = 0;
 
-		memset(slot + end, 0, piece->parts[i + 1].offset - end);
+		if (!lane->rings.device)
+			memset(slot + end, 0, bytes);
+		else if (bytes > 0)
+			r = kvp_mover_zero(&lane->mover, slot + end, bytes, &ticket);
+		if (r < 0)
+			return r;
 	}
+	return 0;
 }
 
 /* Fills the slot, or has the GPU do it; the slot has the ticket then. As the calls of a mover. */
@@ -264,20 +274,22 @@ static int fill_slot(struct kvp_tx_piece *rows, struct kvp_slot *slot)
 	};
 	uint64_t set[KVP_LANE_MASK_WORDS];
 	const uint8_t *blob;
+	int r;
 
 	if (rows->kind != KVP_WIRE_ROWS) {
 		blob = kvp_tx_blob(leg->tx, chunk, rows->kind, rows->segment) + rows->start;
 		if (rows->kind == KVP_WIRE_SEGMENT)
 			return kvp_mover_bytes(mover, blob, slot->data, rows->bytes, &slot->ticket);
-		memcpy(slot->data, blob, rows->bytes); /* the meta is host memory */
+		/* The meta is host memory. */
+		memcpy(kvp_slot_place(slot, rows->kind), blob, rows->bytes);
 		return 0;
 	}
 	(void)leg_set(leg, chunk, set);
 	kvp_tx_sides(leg, chunk, sides);
 	(void)kvp_piece_layout(piece.leg, set, piece.start, rows->tokens, leg->tx->lane->parts,
 			       &piece.n_parts);
-	fill_gaps(&piece, slot->data);
-	return kvp_mover_gather(mover, &piece, slot->data, &slot->ticket);
+	r = fill_gaps(leg->tx->lane, &piece, slot->data);
+	return r < 0 ? r : kvp_mover_gather(mover, &piece, slot->data, &slot->ticket);
 }
 
 void kvp_tx_not_ahead(struct kvp_tx_piece *piece)

@@ -214,7 +214,8 @@ static int piece_advance(struct kvp_tx_piece *piece, uint64_t *budget)
 	if (kvp_lane_held(lane, KVP_HOLD_SEND) ||
 	    !kvp_mover_over(&lane->mover, piece->slot->ticket))
 		return 0;
-	return kvp_tx_give(piece, piece->slot->data, 0, piece->bytes) ? 1 : -1;
+	return kvp_tx_give(piece, kvp_slot_place(piece->slot, piece->kind), 0, piece->bytes) ? 1
+											     : -1;
 }
 
 uint32_t kvp_tx_sends(struct kvp_link *link)

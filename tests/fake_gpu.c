@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/fake_gpu.h"
 
+#include <criterion/criterion.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "daemon/gpu.h"
 #include "daemon/gpu_import.h"
@@ -17,15 +20,30 @@
 #define ENTRIES 512u
 #define RUNS 4096u /* few: pieces of the tests fill more than one launch */
 #define LATE_NS 150000u
+#define OLD_BYTE 0x7e /* what a ring is full of at first */
 
 _Atomic int fake_gpu_fail_launch, fake_gpu_fail_poll, fake_gpu_stopped, fake_gpu_launches;
 _Atomic int fake_gpu_imports, fake_gpu_max_runs = RUNS;
+_Atomic uint64_t fake_gpu_device_bytes = UINT64_MAX, fake_gpu_host_bytes = UINT64_MAX;
+_Atomic int fake_gpu_rings, fake_gpu_can_flush, fake_gpu_flushes;
 const char *lt_gpu = "GPU-fake";
 
 struct batch {
 	struct kvp_jobs jobs;
 	uint64_t ticket, due_ns;
 };
+
+/* A ring's memory: the device's side of it can only be touched while a launch runs. */
+struct ring {
+	uint8_t *device, *mirror;
+	uint64_t bytes;
+	struct kvp_gpu *gpu;
+	struct ring *next;
+};
+
+/* Of all GPUs: the transport of any lane looks there. */
+static struct ring *rings;
+static pthread_mutex_t rings_lock = PTHREAD_MUTEX_INITIALIZER;
 
 struct kvp_gpu {
 	struct batch batches[BATCHES];
@@ -113,6 +131,10 @@ int kvp_gpu_host_alloc(struct kvp_gpu *gpu, uint64_t bytes, void **out)
 
 	(void)gpu;
 	LT_REQUIRE(base != MAP_FAILED);
+	if (bytes > atomic_load(&fake_gpu_host_bytes)) {
+		LT_REQUIRE(munmap(base, bytes + 4096) == 0);
+		return -ENOMEM;
+	}
 	*base = bytes + 4096;
 	*out = (char *)base + 4096;
 	return 0;
@@ -125,6 +147,166 @@ void kvp_gpu_host_free(struct kvp_gpu *gpu, void *host)
 	(void)gpu;
 	LT_REQUIRE(munmap(base, *base) == 0);
 }
+
+/* ---- memory of the device -------------------------------------------------------------------- */
+
+const struct kvp_gpu_traits *kvp_gpu_traits(const struct kvp_gpu *gpu)
+{
+	static struct kvp_gpu_traits traits = { .vmm = true, .vmm_rdma = true, .rdma = true };
+
+	(void)gpu;
+	traits.can_flush = atomic_load(&fake_gpu_can_flush);
+	return &traits;
+}
+
+int kvp_gpu_ring_alloc(struct kvp_gpu *gpu, bool vmm, uint64_t bytes, struct kvp_gpu_ring *out)
+{
+	struct ring *ring = calloc(1, sizeof(*ring));
+	int fd = memfd_create("ring", 0);
+
+	LT_REQUIRE(ring && fd >= 0);
+	if (bytes > atomic_load(&fake_gpu_device_bytes)) {
+		free(ring);
+		close(fd);
+		return -ENOMEM;
+	}
+	ring->bytes = KVP_ALIGN_UP(bytes, UINT64_C(65536));
+	ring->gpu = gpu;
+	LT_REQUIRE(ftruncate(fd, (off_t)ring->bytes) == 0);
+	ring->device = mmap(NULL, ring->bytes, PROT_NONE, MAP_SHARED, fd, 0);
+	ring->mirror = mmap(NULL, ring->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	LT_REQUIRE(ring->device != MAP_FAILED && ring->mirror != MAP_FAILED);
+	close(fd);
+	memset(ring->mirror, OLD_BYTE, ring->bytes);
+	LT_REQUIRE(pthread_mutex_lock(&rings_lock) == 0);
+	ring->next = rings;
+	rings = ring;
+	LT_REQUIRE(pthread_mutex_unlock(&rings_lock) == 0);
+	atomic_fetch_add(&fake_gpu_rings, 1);
+	*out = (struct kvp_gpu_ring){ .addr = (uintptr_t)ring->device,
+				      .bytes = ring->bytes,
+				      .vmm = vmm,
+				      .rdma = true,
+				      .dmabuf = -1 };
+	return 0;
+}
+
+void kvp_gpu_ring_free(struct kvp_gpu *gpu, struct kvp_gpu_ring *out)
+{
+	struct ring **at = &rings, *ring;
+
+	(void)gpu;
+	LT_REQUIRE(pthread_mutex_lock(&rings_lock) == 0);
+	while ((uintptr_t)(*at)->device != out->addr)
+		at = &(*at)->next;
+	ring = *at;
+	*at = ring->next;
+	LT_REQUIRE(pthread_mutex_unlock(&rings_lock) == 0);
+	LT_REQUIRE(munmap(ring->device, ring->bytes) == 0);
+	LT_REQUIRE(munmap(ring->mirror, ring->bytes) == 0);
+	free(ring);
+	*out = (struct kvp_gpu_ring){ .dmabuf = -1 };
+	atomic_fetch_sub(&fake_gpu_rings, 1);
+}
+
+/* The same byte where everybody may touch it; host memory stays what it is. */
+static void *mirror_of(const void *at)
+{
+	const struct ring *ring;
+	void *mirror = (void *)(uintptr_t)at;
+
+	LT_REQUIRE(pthread_mutex_lock(&rings_lock) == 0);
+	for (ring = rings; ring; ring = ring->next)
+		if ((uintptr_t)at - (uintptr_t)ring->device < ring->bytes)
+			mirror = ring->mirror + ((const uint8_t *)at - ring->device);
+	LT_REQUIRE(pthread_mutex_unlock(&rings_lock) == 0);
+	return mirror;
+}
+
+/* Of this GPU only: no launch reaches into the rings of another. */
+static void open_rings(struct kvp_gpu *gpu, int prot)
+{
+	const struct ring *ring;
+
+	LT_REQUIRE(pthread_mutex_lock(&rings_lock) == 0);
+	for (ring = rings; ring; ring = ring->next)
+		if (ring->gpu == gpu)
+			LT_REQUIRE(mprotect(ring->device, ring->bytes, prot) == 0);
+	LT_REQUIRE(pthread_mutex_unlock(&rings_lock) == 0);
+}
+
+int kvp_gpu_write(struct kvp_gpu *gpu, uint64_t addr, const void *from, uint64_t bytes)
+{
+	void *to = mirror_of((void *)(uintptr_t)addr);
+
+	(void)gpu;
+	LT_REQUIRE((uintptr_t)to != addr);
+	memcpy(to, from, bytes);
+	return 0;
+}
+
+int kvp_gpu_flush(struct kvp_gpu *gpu)
+{
+	(void)gpu;
+	LT_REQUIRE(atomic_load(&fake_gpu_can_flush));
+	atomic_fetch_add(&fake_gpu_flushes, 1);
+	return 0;
+}
+
+/* ---- a transport that sends from there ------------------------------------------------------- */
+
+static struct kvp_net_ops device_ops;
+
+static int device_device(struct kvp_net *net, const struct kvp_net_memory *memory,
+			 const char **word, char *err, size_t err_bytes)
+{
+	(void)net;
+	(void)err;
+	(void)err_bytes;
+	LT_REQUIRE(memory->device && mirror_of(memory->base) != memory->base);
+	*word = "fake";
+	return 0;
+}
+
+static int device_send(struct kvp_net *net, struct kvp_net_ep *ep, const void *hdr,
+		       size_t hdr_bytes, const void *payload, size_t bytes, void *req)
+{
+	const void *from = payload ? mirror_of(payload) : NULL;
+	uint8_t old[32];
+
+	/* Nothing of what was in the ring at first goes along. */
+	memset(old, OLD_BYTE, sizeof(old));
+	LT_REQUIRE(!from || from == payload || !memmem(from, bytes, old, sizeof(old)));
+	return kvp_net_ucx.send(net, ep, hdr, hdr_bytes, from, bytes, req);
+}
+
+static void make_ops(void)
+{
+	device_ops = kvp_net_ucx;
+	device_ops.device = device_device;
+	device_ops.send = device_send;
+}
+
+const struct kvp_net_ops *fake_gpu_net(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	LT_REQUIRE(pthread_once(&once, make_ops) == 0);
+	return &device_ops;
+}
+
+/* Two lanes of three have their rings on the device; which, differs from test to test. */
+const struct kvp_net_ops *lt_gpu_net(const struct kvp_net_ops *net)
+{
+	static unsigned n;
+
+	if (n == 0)
+		for (const char *c = criterion_current_test->name; *c; c++)
+			n += (unsigned char)*c;
+	return n++ % 3 ? fake_gpu_net() : net;
+}
+
+/* ---- launches -------------------------------------------------------------------------------- */
 
 static struct batch *next_batch(struct kvp_gpu *gpu)
 {
@@ -144,6 +326,12 @@ struct kvp_jobs *kvp_gpu_jobs(struct kvp_gpu *gpu)
 	return &batch->jobs;
 }
 
+int kvp_gpu_drain(struct kvp_gpu *gpu)
+{
+	(void)gpu;
+	return 0;
+}
+
 static void run_batches(struct kvp_gpu *gpu, bool all)
 {
 	while (gpu->finished < gpu->launched) {
@@ -151,7 +339,9 @@ static void run_batches(struct kvp_gpu *gpu, bool all)
 
 		if (!all && (atomic_load(&fake_gpu_stopped) || lt_now() < batch->due_ns))
 			break;
+		open_rings(gpu, PROT_READ | PROT_WRITE);
 		kvp_jobs_run_host(&batch->jobs);
+		open_rings(gpu, PROT_NONE);
 		gpu->finished++;
 	}
 }

@@ -4,10 +4,15 @@
 /*
  * A GPU that is none, in the place of daemon/gpu.c: what is launched is done by the processor, but
  * only some time later and while it is being polled. Whoever frees, reuses or reports something too
- * early is found out. Programs that link it give every lane of the rig such a GPU.
+ * early is found out. Its memory, where rings may lie, cannot be touched but by its launches: who
+ * tries crashes. Programs that link it give every lane of the rig such a GPU, and two of three lanes
+ * a transport that sends from its memory.
  */
 
 #include <stdatomic.h>
+#include <stdint.h>
+
+#include "daemon/net.h"
 
 /* The launch after so many more fails, or the poll: once. 0: none does. */
 extern _Atomic int fake_gpu_fail_launch, fake_gpu_fail_poll;
@@ -19,3 +24,11 @@ extern _Atomic int fake_gpu_max_runs;
 extern _Atomic int fake_gpu_launches;
 /* Memory imported now. */
 extern _Atomic int fake_gpu_imports;
+/* Bytes of the device, and pinned ones of the host, that one allocation may have. */
+extern _Atomic uint64_t fake_gpu_device_bytes, fake_gpu_host_bytes;
+/* Allocations of the device for rings that live. */
+extern _Atomic int fake_gpu_rings;
+/* What the device says of itself, and how often it was told to look at a NIC's writes. */
+extern _Atomic int fake_gpu_can_flush, fake_gpu_flushes;
+/* The transport that sends from the device's memory, over UCX. */
+const struct kvp_net_ops *fake_gpu_net(void);

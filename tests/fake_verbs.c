@@ -446,9 +446,13 @@ int ibv_dealloc_pd(struct ibv_pd *pd)
 #undef ibv_reg_mr
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
 {
-	struct fake_mr *mr = calloc(1, sizeof(*mr));
+	struct fake_mr *mr;
 	uint32_t i = 0;
 
+	errno = kvp_fake.refuse_mr;
+	if (errno)
+		return NULL;
+	mr = calloc(1, sizeof(*mr));
 	assert(mr);
 	while (i < N_MAX && mrs[i])
 		i++;
@@ -472,6 +476,18 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, ui
 {
 	(void)iova;
 	return ibv_reg_mr(pd, addr, length, (int)access);
+}
+
+struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
+				 int fd, int access)
+{
+	(void)offset;
+	assert(fd >= 0);
+	errno = kvp_fake.refuse_dmabuf;
+	if (errno)
+		return NULL;
+	kvp_fake.n_dmabufs++;
+	return ibv_reg_mr(pd, (void *)(uintptr_t)iova, length, access);
 }
 
 int ibv_dereg_mr(struct ibv_mr *mr)

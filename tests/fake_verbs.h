@@ -23,11 +23,13 @@ struct kvp_fake {
 	uint64_t refuse_at;
 	int refuse_errno;
 	bool refuse_modify;             /* ibv_modify_qp() fails */
+	int refuse_mr, refuse_dmabuf;   /* registering is refused with that errno; 0: it is not */
 	bool drop_datagrams;            /* UD sends reach nobody */
 	enum ibv_port_state port_state; /* as queried */
 	int max_cqe;
 	/* What has happened. */
 	uint64_t n_posted, n_doorbells, n_recv_doorbells;
+	uint32_t n_dmabufs; /* regions by a dma-buf, so far */
 	uint32_t n_qps, n_mrs, n_ahs, n_cqs, n_pds, n_contexts;
 };
 

@@ -80,6 +80,8 @@ struct kvp_lane *lt_lane(struct lt *lt, const struct kvp_lane_config *given)
 	config.wants_per_session = config.wants_per_session ? config.wants_per_session : 64;
 	config.interface = "lo";
 	config.gpu = &lt_gpu ? lt_gpu : NULL;
+	if (&lt_gpu_net && config.net == &kvp_net_ucx && config.memory == KVP_RINGS_AUTO)
+		config.net = lt_gpu_net(config.net);
 	config.loop = &lt->inbox;
 	r = kvp_lane_start(&lt->lanes[lt->n_lanes], &config, err, sizeof(err));
 	LT_REQUIRE(r == 0, "%s", err);

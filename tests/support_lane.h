@@ -25,6 +25,9 @@ _Noreturn void lt_die(const char *where, int line, const char *cond, const char 
 /* The GPU that every lane gets; NULL: none, the lanes are the host's. */
 extern const char *lt_gpu __attribute__((weak));
 
+/* The transport of the next lane with a GPU, in the place of the one given. */
+const struct kvp_net_ops *lt_gpu_net(const struct kvp_net_ops *net) __attribute__((weak));
+
 /* What such lanes need to reach a pool's memory. */
 void lt_gpu_register(void *mem, uint64_t bytes) __attribute__((weak));
 void lt_gpu_unregister(void *mem) __attribute__((weak));

@@ -125,12 +125,16 @@ static const struct kvp_net_events events = {
 	.closed = on_closed,
 };
 
+bool vp_on_device;
+
 static int make_known(struct vp_node *node, char *err, size_t err_bytes)
 {
 	struct kvp_net_memory memory = {
 		.base = node->pack,
 		.stride = node->stride,
 		.n = VP_SLOTS,
+		.device = vp_on_device,
+		.dmabuf = vp_on_device ? 0 : -1, /* some descriptor */
 	};
 	int r = kvp_net_verbs.memory(node->net, &memory, err, err_bytes);
 

@@ -38,6 +38,9 @@ struct vp_node {
 	bool echo; /* answers each message by one without payload */
 };
 
+/* Slots of nodes opened from now on are registered as a device's, by a dma-buf. */
+extern bool vp_on_device;
+
 /* 0, or the transport's error with its words in `err`. */
 int vp_open(struct vp_node *node, const struct kvp_net_verbs_config *config, size_t slot_bytes,
 	    char *err, size_t err_bytes);

@@ -3,11 +3,13 @@
 /* Lanes whose GPU fails, stops or has nothing to do with a pool; with the GPU that is none. */
 
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "daemon/pool.h"
 #include "proto/kvpack.pb-c.h"
 #include "tests/fake_gpu.h"
 #include "tests/support_lane.h"
@@ -23,6 +25,7 @@ struct scene {
 	struct lt_pool src, dst[DESTS];
 	struct lt_room room;
 	bool local;
+	uint32_t uid; /* of the pools */
 };
 
 static struct lt_shape shape_of(uint32_t page, uint32_t dcp_size)
@@ -57,22 +60,26 @@ static void pools_make(struct scene *scene, uint32_t page)
 {
 	struct lt_shape shape = shape_of(page, 1);
 
+	shape.uid = scene->uid;
 	lt_pool_make(&scene->src, &scene->lt, scene->from, &shape);
 	lt_pool_fill(&scene->src, 42, 0, END);
 	shape = shape_of(page, DESTS);
+	shape.uid = scene->uid;
 	for (uint32_t d = 0; d < DESTS; d++) {
 		shape.dcp_rank = d;
 		lt_pool_make(&scene->dst[d], &scene->lt, scene->to, &shape);
 	}
 }
 
-static struct scene *scene_make(bool local, uint32_t page)
+static struct scene *scene_over(const struct kvp_net_ops *net, uint32_t page)
 {
 	struct scene *scene = calloc(1, sizeof(*scene));
+	bool local = !net;
 	struct kvp_lane_config config = {
 		.slots = 8,
 		.pack = true,
-		.net = local ? NULL : &kvp_net_ucx,
+		.net = net,
+		.flush = net == fake_gpu_net() ? KVP_FLUSH_ALWAYS : KVP_FLUSH_AUTO,
 	};
 
 	scene->local = local;
@@ -89,11 +96,21 @@ static struct scene *scene_make(bool local, uint32_t page)
 	return scene;
 }
 
-static void scene_end(struct scene *scene)
+static struct scene *scene_make(bool local, uint32_t page)
+{
+	return scene_over(local ? NULL : &kvp_net_ucx, page);
+}
+
+static void pools_end(struct scene *scene)
 {
 	lt_pool_end(&scene->src);
 	for (uint32_t d = 0; d < DESTS; d++)
 		lt_pool_end(&scene->dst[d]);
+}
+
+static void scene_end(struct scene *scene)
+{
+	pools_end(scene);
 	if (!scene->local)
 		lt_pipe_end(&scene->lt, &scene->pipe);
 	lt_end(&scene->lt);
@@ -323,4 +340,158 @@ Test(gpu, memory_is_mapped_by_the_lane)
 	lt_wait(&lt, &pool.board, KVP_BOARD_QUIET);
 	cr_assert_eq(atomic_load(&fake_gpu_imports), 0);
 	lt_end(&lt);
+}
+
+/* ---- where rings lie ------------------------------------------------------------------------- */
+
+struct rings_case {
+	const char *name;
+	enum kvp_ring_memory memory;
+	enum kvp_flush flush;
+	int net; /* 0 none, 1 takes the device's memory, 2 does not */
+	bool can_flush;
+	uint64_t device_bytes, host_bytes; /* 0: enough */
+	/* expected */
+	const char *word; /* NULL: the lane does not start */
+	const char *reason;
+	bool device;
+	uint32_t slots;
+	int error;
+};
+
+#define SLOT_BYTES (UINT64_C(1) << 20)
+
+static const struct rings_case rings_cases[] = {
+	{ "a transport that takes it", KVP_RINGS_AUTO, .net = 1, .word = "fake", .device = true,
+	  .slots = 8, .reason = "virtual memory" },
+	{ "the host's by configuration", KVP_RINGS_HOST, .net = 1, .word = "configured", .slots = 8,
+	  .reason = "pack.memory" },
+	{ "a transport that does not", KVP_RINGS_AUTO, .net = 2, .word = "ucx_without_cuda",
+	  .slots = 8, .reason = "ucx " },
+	{ "no transport", KVP_RINGS_AUTO, .word = "no_transport", .slots = 8,
+	  .reason = "no peers" },
+	{ "no transport, the device's all the same", KVP_RINGS_DEVICE, .word = "no_transport",
+	  .device = true, .slots = 8, .reason = "pack.memory" },
+	{ "the device's or nothing", KVP_RINGS_DEVICE, .net = 2, .error = -EOPNOTSUPP,
+	  .reason = "pack.memory is device: ucx " },
+	{ "little memory", KVP_RINGS_AUTO, .net = 1, .device_bytes = 5 * SLOT_BYTES, .word = "fake",
+	  .device = true, .slots = 2, .reason = "virtual" },
+	{ "no memory there", KVP_RINGS_AUTO, .net = 1, .device_bytes = 1, .word = "no_memory",
+	  .slots = 8, .reason = "FAKE_ERROR" },
+	{ "little memory anywhere", KVP_RINGS_AUTO, .net = 1, .device_bytes = 1,
+	  .host_bytes = 9 * SLOT_BYTES, .word = "no_memory", .slots = 4, .reason = "FAKE" },
+	{ "no memory anywhere", KVP_RINGS_AUTO, .net = 1, .device_bytes = 1, .host_bytes = 1,
+	  .error = -ENOMEM, .reason = "rings of 2 slots" },
+	{ "no memory for what must be there", KVP_RINGS_DEVICE, .net = 1, .device_bytes = 1,
+	  .error = -ENOMEM, .reason = "pack.memory is device: " },
+	{ "a flush that cannot be", KVP_RINGS_AUTO, KVP_FLUSH_ALWAYS, .net = 1, .word = "no_flush",
+	  .slots = 8, .reason = "gpu.flush" },
+	{ "a flush that can", KVP_RINGS_AUTO, KVP_FLUSH_ALWAYS, .net = 1, .can_flush = true,
+	  .word = "fake", .device = true, .slots = 8, .reason = "virtual" },
+};
+
+static void rings_case(const struct rings_case *c)
+{
+	const struct kvp_net_ops *nets[] = { NULL, fake_gpu_net(), &kvp_net_ucx };
+	const struct kvp_lane_config config = {
+		.name = "gpu0",
+		.gpu = "GPU-fake",
+		.slots = 8,
+		.slot_bytes = SLOT_BYTES,
+		.memory = c->memory,
+		.flush = c->flush,
+		.net = nets[c->net],
+		.interface = "lo",
+	};
+	const struct kvp_lane_rings *rings;
+	struct kvp_lane *lane;
+	char err[256] = "";
+	int r;
+
+	atomic_store(&fake_gpu_device_bytes, c->device_bytes ? c->device_bytes : UINT64_MAX);
+	atomic_store(&fake_gpu_host_bytes, c->host_bytes ? c->host_bytes : UINT64_MAX);
+	atomic_store(&fake_gpu_can_flush, c->can_flush);
+	r = kvp_lane_start(&lane, &config, err, sizeof(err));
+	cr_assert_eq(r, c->error, "%s: %s", c->name, err);
+	if (r < 0) {
+		cr_assert(strstr(err, c->reason), "%s: %s", c->name, err);
+		cr_assert_eq(atomic_load(&fake_gpu_rings), 0, "%s", c->name);
+		return;
+	}
+	rings = kvp_lane_rings(lane);
+	cr_assert_str_eq(rings->word, c->word, "%s: %s", c->name, rings->reason);
+	cr_assert(strstr(rings->reason, c->reason), "%s: %s", c->name, rings->reason);
+	cr_assert_eq(rings->device, c->device, "%s", c->name);
+	cr_assert_eq(rings->flush, c->device && c->flush == KVP_FLUSH_ALWAYS, "%s", c->name);
+	cr_assert_eq(atomic_load(&fake_gpu_rings), c->device, "%s", c->name);
+	cr_assert_eq(lt_status(lane).pack_slots, c->slots, "%s", c->name);
+	cr_assert_eq(lt_status(lane).land_slots, c->slots, "%s", c->name);
+	kvp_lane_stop(lane);
+	cr_assert_eq(atomic_load(&fake_gpu_rings), 0, "%s", c->name);
+}
+
+Test(gpu, rings_lie_where_they_can)
+{
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(rings_cases); i++)
+		rings_case(&rings_cases[i]);
+}
+
+/* Rooms of two users in turns: slots are cleaned between them, and the GPU is told to look before
+ * it scatters what came. */
+Test(gpu, rooms_over_rings_on_the_device)
+{
+	struct scene *scene;
+
+	atomic_store(&fake_gpu_can_flush, 1);
+	scene = scene_over(fake_gpu_net(), 64);
+	for (uint32_t round = 0; round < 6; round++) {
+		pools_end(scene);
+		scene->uid = round % 2;
+		pools_make(scene, 64);
+		room_make(scene, 42);
+		begin_room(scene);
+		lt_room_complete(&scene->room);
+		lt_room_check(&scene->room);
+		lt_room_end(&scene->room);
+	}
+	cr_assert_eq(atomic_load(&fake_gpu_rings), 2);
+	cr_assert_gt(atomic_load(&fake_gpu_flushes), 0);
+	cr_assert_eq(lt_status(scene->to).flushes, (uint64_t)atomic_load(&fake_gpu_flushes));
+	scene_end(scene);
+}
+
+/* A GPU without memory for a lane: its pools are refused, in words, and nothing else is. */
+Test(gpu, pools_of_a_gpu_that_is_not_served)
+{
+	static struct kvp_config config;
+	const struct kvp_gpu_refusal refusal = { "GPU-07070707-0707-0707-0707-070707070707",
+						 "rings of 2 slots of 8388608 bytes: no memory" };
+	struct kvp_lane *const lanes[1] = { NULL };
+	struct kvp_pools pools = {
+		.config = &config, .lanes = lanes, .refusals = &refusal, .n_refusals = 1
+	};
+	const struct kvp_pool_client client = { .name = "engine" };
+	uint8_t uuid[16], handle[64] = { 0 };
+	Kvp__PoolRegister msg = KVP__POOL_REGISTER__INIT;
+	Kvp__Memory memory = KVP__MEMORY__INIT, *memories = &memory;
+	Kvp__Entry entry = KVP__ENTRY__INIT, *entries = &entry;
+	struct kvp_pool *pool = NULL;
+	char err[KVP_POOL_ERR] = "";
+
+	kvp_config_defaults(&config);
+	memset(uuid, 7, sizeof(uuid));
+	memory.kind = KVP__MEMORY_KIND__MEMORY_CUDA_IPC;
+	memory.gpu = (ProtobufCBinaryData){ sizeof(uuid), uuid };
+	memory.handle = (ProtobufCBinaryData){ sizeof(handle), handle };
+	msg.memories = &memories;
+	msg.n_memories = 1;
+	msg.entries = &entries;
+	msg.n_entries = 1;
+	cr_assert_eq(kvp_pools_register(&pools, &client, &msg, NULL, 0, &pool, err),
+		     KVP__STATUS__STATUS_NO_MEMORY);
+	cr_assert(strstr(err, "GPU-07070707-") && strstr(err, "not served: rings of 2"), "%s", err);
+	memset(uuid, 8, sizeof(uuid));
+	cr_assert_eq(kvp_pools_register(&pools, &client, &msg, NULL, 0, &pool, err),
+		     KVP__STATUS__STATUS_UNSUPPORTED);
+	cr_assert(strstr(err, "does not use"), "%s", err);
 }

@@ -222,3 +222,24 @@ Test(jobs, plain_bytes)
 	free(want);
 	jobs_free(jobs);
 }
+
+Test(jobs, zeroes)
+{
+	static const _Alignas(16) unsigned char zeros[KVP_JOBS_ZEROS];
+	struct kvp_jobs *jobs = jobs_make(8, MANY);
+	unsigned char *dst = malloc(1 << 21), *want = malloc(1 << 21);
+
+	for (uint32_t round = 0; round < 200; round++) {
+		uint64_t to = world_draw(1 << 20), bytes = world_draw(round % 2 ? 600 : 1 << 20);
+
+		memset(dst, 0xaa, 1 << 21);
+		memset(want, 0xaa, 1 << 21);
+		memset(want + to, 0, bytes);
+		cr_assert_eq(kvp_jobs_zero(jobs, (uintptr_t)zeros, (uintptr_t)dst + to, bytes), 0);
+		run(jobs);
+		cr_assert_eq(memcmp(dst, want, 1 << 21), 0, "round %u", round);
+	}
+	free(dst);
+	free(want);
+	jobs_free(jobs);
+}

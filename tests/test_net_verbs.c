@@ -123,6 +123,58 @@ Test(net_verbs, messages_and_payloads)
 	close_pair(&a, &b);
 }
 
+/* Behind what lands in a device's memory nothing is written that the processor would have to read:
+ * the header comes by a message. */
+Test(net_verbs, payloads_into_a_device)
+{
+	static const unsigned char zeros[KVP_NET_TAIL_BYTES];
+	struct vp_node a, b;
+
+	vp_on_device = true;
+	open_pair(&a, &b, 64);
+	cr_assert_eq(kvp_fake.n_dmabufs, 4);
+	for (uint32_t i = 0; i < 100; i++) {
+		size_t bytes = 1 + (size_t)i * 211 % (SLOT - KVP_NET_TAIL_BYTES);
+		uint32_t slot = i % VP_SLOTS;
+
+		memset(b.land + slot * b.stride, 0, b.stride);
+		while (vp_put(&a, &b, i, slot, 0, bytes, true) == -EAGAIN)
+			vp_idle(&a, &b, 1);
+		cr_assert(vp_turn(&a, &b, &b.data, i + 1, 2000));
+		cr_assert_eq(memcmp(b.land + slot * b.stride + bytes, zeros, sizeof(zeros)), 0);
+	}
+	cr_assert(vp_turn(&a, &b, &a.sent_ok, 100, 2000));
+	close_pair(&a, &b);
+}
+
+Test(net_verbs, says_whether_it_takes_memory_of_a_device)
+{
+	struct vp_node a, b;
+	struct kvp_net_memory memory = { .stride = SLOT, .n = 4, .device = true, .dmabuf = 0 };
+	const char *word;
+	char err[200] = "";
+	uint32_t before;
+
+	open_pair(&a, &b, 64);
+	memory.base = a.land;
+	before = kvp_fake.n_mrs;
+	cr_assert_eq(kvp_net_verbs.device(a.net, &memory, &word, err, sizeof(err)), 0);
+	cr_assert_str_eq(word, "dmabuf");
+	kvp_fake.refuse_dmabuf = EOPNOTSUPP;
+	cr_assert_eq(kvp_net_verbs.device(a.net, &memory, &word, err, sizeof(err)), -EOPNOTSUPP);
+	cr_assert_str_eq(word, "not_registered");
+	cr_assert(strstr(err, "fake0") && strstr(err, "dma-buf"), "%s", err);
+	memory.dmabuf = -1;
+	cr_assert_eq(kvp_net_verbs.device(a.net, &memory, &word, err, sizeof(err)), 0);
+	cr_assert_str_eq(word, "peermem");
+	kvp_fake.refuse_mr = EFAULT;
+	cr_assert_eq(kvp_net_verbs.device(a.net, &memory, &word, err, sizeof(err)), -EFAULT);
+	cr_assert(strstr(err, "peer memory"), "%s", err);
+	cr_assert_eq(kvp_fake.n_mrs, before);
+	kvp_fake.refuse_mr = 0;
+	close_pair(&a, &b);
+}
+
 /* Whatever the depth: never more under way than there are receives, so the fake, which fails a send
  * without a receive at once, never does. */
 Test(net_verbs, credits_at_every_depth)

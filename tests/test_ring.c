@@ -55,6 +55,79 @@ Test(ring, zeroes_what_another_uid_left)
 	kvp_ring_fini(&ring);
 }
 
+/* Notes what it is to clean; launches have the tickets from 5 on. */
+struct cleaner {
+	uint64_t ticket;
+	const struct kvp_slot *slot;
+	int refuses;
+};
+
+static int clean(void *arg, struct kvp_slot *slot, uint64_t *ticket)
+{
+	struct cleaner *cleaner = arg;
+
+	if (cleaner->refuses)
+		return -EAGAIN;
+	cleaner->slot = slot;
+	*ticket = cleaner->ticket++;
+	return 0;
+}
+
+static void device_ring(struct kvp_ring *ring, struct cleaner *cleaner, uint8_t *twins)
+{
+	const struct kvp_ring_twins with = {
+		.twins = twins, .bytes = 64, .stride = 64, .clean = clean, .clean_arg = cleaner
+	};
+
+	/* Memory that may not be touched. */
+	cr_assert_eq(kvp_ring_init_at(ring, 2, 4096, 0, (void *)(uintptr_t)1), 0);
+	kvp_ring_set_twins(ring, &with);
+}
+
+Test(ring, of_a_device_is_cleaned_by_launches)
+{
+	uint8_t twins[128];
+	struct cleaner cleaner = { .ticket = 5 };
+	struct kvp_ring ring;
+	struct kvp_slot *a, *b;
+
+	memset(twins, 7, sizeof(twins));
+	device_ring(&ring, &cleaner, twins);
+	a = kvp_ring_take(&ring, 1, 0);
+	b = kvp_ring_take(&ring, 1, 0);
+	kvp_slot_dirty(a, 100);
+	kvp_ring_put(&ring, a);
+	cr_assert_eq(kvp_ring_take(&ring, 1, 0), a); /* its own user's */
+	cr_assert_null(cleaner.slot);
+	kvp_ring_put(&ring, a);
+
+	cleaner.refuses = 1;
+	cr_assert_null(kvp_ring_take(&ring, 2, 0));
+	cleaner.refuses = 0;
+	cr_assert_null(kvp_ring_take(&ring, 2, 0));
+	cr_assert_eq(cleaner.slot, a);
+	cr_assert_eq(a->twin[63], 0);
+	cr_assert_eq(b->twin[0], 7);
+	cr_assert_eq(ring.n_free, 0);
+	kvp_ring_over(&ring, 4);
+	cr_assert_null(kvp_ring_take(&ring, 2, 0));
+
+	kvp_ring_failed(&ring, 5); /* it is as dirty as before */
+	cr_assert_eq(ring.n_free, 1);
+	cleaner.slot = NULL;
+	cr_assert_null(kvp_ring_take(&ring, 2, 0));
+	cr_assert_eq(cleaner.slot, a);
+	kvp_ring_put(&ring, b); /* never dirty: at once */
+	cr_assert_eq(kvp_ring_take(&ring, 2, 0), b);
+	kvp_ring_over(&ring, 6);
+	cr_assert_eq(kvp_ring_take(&ring, 2, 0), a);
+	cr_assert_eq(a->uid, 2);
+	cr_assert_eq(a->dirty, 0);
+	kvp_ring_put(&ring, a);
+	kvp_ring_put(&ring, b);
+	kvp_ring_fini(&ring);
+}
+
 Test(ring, refuses_sizes_that_cannot_be)
 {
 	struct kvp_ring ring;
