@@ -154,7 +154,7 @@ $(GPU_LANE_BIN): EXTRA := -lcriterion $(CUDA_INC)/../lib64/stubs/libcuda.so
 $(filter-out $(GPU_LANE_BIN),$(GPU_BIN)): EXTRA := $(CUDA_INC)/../lib64/stubs/libcuda.so
 $(RXE_BIN): $(call obj,$(wildcard tests/rxe/*.c)) $(TEST_LIBS)
 # With FUZZ=1 libFuzzer brings main(); otherwise a small main replays the corpus.
-$(BUILD)/tests/test_ctl_plan: $(BUILD)/client/ctl_plan.o
+$(BUILD)/tests/test_ctl_plan $(BUILD)/tests/fuzz_vectors: $(BUILD)/client/ctl_plan.o
 $(BUILD)/tests/test_qp $(BUILD)/tests/test_net_verbs: $(BUILD)/tests/fake_verbs.o
 $(BUILD)/tests/test_gpu: $(BUILD)/tests/fake_gpu.o
 $(FUZZ_BIN): $(if $(FUZZ),,$(BUILD)/tests/corpus_main.o)
@@ -211,7 +211,7 @@ python: deps
 fuzz: deps
 	$(sub) CC=clang SAN=address,undefined FUZZ=1 build/fuzz-clang/tests/fuzz_$(T)
 	@mkdir -p build/fuzz-clang/$(T) tests/corpus/$(T)
-	cd tests/corpus && ../../build/fuzz-clang/tests/fuzz_$(T) -max_total_time=$(SECS) -timeout=10 -artifact_prefix=$(T)/ ../../build/fuzz-clang/$(T) $(T)
+	cd tests/corpus && ../../build/fuzz-clang/tests/fuzz_$(T) -max_total_time=$(SECS) -timeout=60 $(if $(filter session rooms,$(T)),-detect_leaks=0) -artifact_prefix=$(T)/ ../../build/fuzz-clang/$(T) $(T)
 
 lint: deps $(PBH)
 	@echo $(C_FILES) | tr ' ' '\n' | xargs -P2 -n1 tests/tidy.sh $(CPPFLAGS_ALL) -std=gnu17 --

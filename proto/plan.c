@@ -206,6 +206,9 @@ static uint64_t mixed_count(const struct kvp_own *a, const struct kvp_own *b, ui
 static uint64_t both_count(const struct kvp_own *a, const struct kvp_own *b, uint64_t start,
 			   uint64_t tokens)
 {
+	if (!tokens)
+		return 0; /* wherever it starts: that has not been looked at */
+
 	switch (own_kind(a, b)) {
 	case OWN_SAME:
 		return own_count(a, start, tokens);

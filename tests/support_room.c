@@ -153,7 +153,7 @@ void sr_step(struct sr_node *a, struct sr_node *b)
 	uv_timer_t timer;
 
 	(void)uv_timer_init(a->loop, &timer);
-	(void)uv_timer_start(&timer, on_tick, 2, 0);
+	(void)uv_timer_start(&timer, on_tick, 2, 2); /* again: the first may be due at once */
 	(void)uv_run(a->loop, UV_RUN_ONCE);
 	uv_close((uv_handle_t *)&timer, NULL);
 	(void)uv_run(a->loop, UV_RUN_NOWAIT);
