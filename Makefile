@@ -155,7 +155,7 @@ $(filter-out $(GPU_LANE_BIN),$(GPU_BIN)): EXTRA := $(CUDA_INC)/../lib64/stubs/li
 $(RXE_BIN): $(call obj,$(wildcard tests/rxe/*.c)) $(TEST_LIBS)
 # With FUZZ=1 libFuzzer brings main(); otherwise a small main replays the corpus.
 $(BUILD)/tests/test_ctl_plan $(BUILD)/tests/fuzz_vectors: $(BUILD)/client/ctl_plan.o
-$(BUILD)/tests/test_qp $(BUILD)/tests/test_net_verbs: $(BUILD)/tests/fake_verbs.o
+$(BUILD)/tests/test_qp $(BUILD)/tests/test_net_verbs $(BUILD)/tests/test_net_rails: $(BUILD)/tests/fake_verbs.o
 $(BUILD)/tests/test_gpu: $(BUILD)/tests/fake_gpu.o
 $(FUZZ_BIN): $(if $(FUZZ),,$(BUILD)/tests/corpus_main.o)
 $(FUZZ_BIN): EXTRA := $(if $(FUZZ),-fsanitize=fuzzer)

@@ -53,6 +53,12 @@ static const struct kvp_config_choice flush_choices[] = {
 	{ NULL, 0 },
 };
 
+static const struct kvp_config_choice rail_choices[] = {
+	{ "any", KVP_RAIL_ANY },
+	{ "same", KVP_RAIL_SAME },
+	{ NULL, 0 },
+};
+
 static const struct kvp_config_choice allow_choices[] = {
 	{ "listed", KVP_ALLOW_LISTED },
 	{ "all", KVP_ALLOW_ALL },
@@ -114,8 +120,8 @@ static const struct kvp_config_key keys[] = {
 	CHOICE(data, transport, transport_choices, "ucx",
 	       "what carries the data; auto: verbs if there is a usable RDMA device, else ucx"),
 
-	STR(verbs, device, 0, "", "RDMA device; empty: the nearest that is usable"),
-	LIST(verbs, exclude, "", "RDMA devices that are never chosen, separated by commas"),
+	LIST(verbs, device, "",
+	     "RDMA devices, a rail each, separated by commas; empty: the nearest that is usable"),
 	STR(verbs, gid_index, 1, "auto", "GID to send from; auto: the best of RoCE v2"),
 	NUM(verbs, port, COUNT, 0, 255, "0", "port of the device; 0: the first that is active"),
 	NUM(verbs, mtu, COUNT, 0, 4096, "0", "largest packet, 256 to 4096; 0: as the port has it"),
@@ -129,6 +135,13 @@ static const struct kvp_config_key keys[] = {
 	NUM(verbs, pkey_index, COUNT, 0, 65535, "0", "index of the partition key"),
 	DUR(verbs, keepalive, DURATION, 10 * MS, 60 * SEC, "1s",
 	    "how often an idle connection is tried"),
+	DUR(verbs, idle, DURATION, 0, HOUR, "60s",
+	    "a connection without messages ends after it; 0: never"),
+
+	LIST(nics, exclude, "", "RDMA devices that are never chosen, separated by commas"),
+	NUM(nics, rails, COUNT, 1, 4, "4", "devices that one lane uses at most"),
+	CHOICE(nics, rail_policy, rail_choices, "any",
+	       "same: connections join rails of the same number only"),
 
 	DUR(lane, spin, SPIN, 0, 10 * MS, "auto",
 	    "busy wait before sleeping; auto: 50us; gives way below 4 cores"),
@@ -470,6 +483,64 @@ static struct kvp_policy *policy_find(const struct kvp_config *config, bool is_g
 	return NULL;
 }
 
+/* "gpu.X": returns X, or NULL. */
+static const char *gpu_section(const char *section)
+{
+	return strncmp(section, "gpu.", 4) == 0 && section[4] ? section + 4 : NULL;
+}
+
+static struct kvp_gpu_nics *gpu_find(struct kvp_config *config, const char *gpu)
+{
+	for (uint32_t i = 0; i < config->n_gpu_nics; i++) {
+		if (strcmp(config->gpu_nics[i].gpu, gpu) == 0)
+			return &config->gpu_nics[i];
+	}
+	return NULL;
+}
+
+static void add_gpu(struct reader *reader, const char *gpu)
+{
+	struct kvp_config *config = reader->config;
+	struct kvp_gpu_nics *nics = &config->gpu_nics[config->n_gpu_nics];
+
+	if (gpu_find(config, gpu)) {
+		reader_fail(reader, "[gpu.%s]: given twice", gpu);
+	} else if (config->n_gpu_nics == KVP_CONFIG_GPUS_MAX || strlen(gpu) >= sizeof(nics->gpu)) {
+		reader_fail(reader, "[gpu.%s]: more than %u such sections, or too long a name", gpu,
+			    KVP_CONFIG_GPUS_MAX);
+	} else {
+		memcpy(nics->gpu, gpu, strlen(gpu) + 1);
+		config->n_gpu_nics++;
+	}
+}
+
+static void set_gpu(struct reader *reader, const char *gpu, const char *name, const char *text)
+{
+	struct kvp_gpu_nics *nics = gpu_find(reader->config, gpu);
+
+	if (strcmp(name, "nics") != 0)
+		reader_fail(reader, "gpu.%s.%s: unknown key; known: nics", gpu, name);
+	else if (nics && (nics->nics[0] || !text[0] || strlen(text) >= sizeof(nics->nics)))
+		reader_fail(reader, "gpu.%s.nics = \"%s\": once, 1 to %zu bytes", gpu, text,
+			    sizeof(nics->nics) - 1);
+	else if (nics)
+		memcpy(nics->nics, text, strlen(text) + 1);
+}
+
+/* rail_of.NIC = number */
+static void set_rail(struct reader *reader, const char *nic, const char *text)
+{
+	char *list = reader->config->rail_of;
+	size_t used = strlen(list), room = sizeof(reader->config->rail_of) - used;
+	uint64_t number;
+
+	if (parse_number(text, &size_units[3], &number) < 0 || number > 255)
+		reader_fail(reader, "rail_of.%s = \"%s\": allowed: 0 to 255", nic, text);
+	else if ((size_t)snprintf(list + used, room, "%s%s=%u", used ? "," : "", nic,
+				  (unsigned)number) >= room)
+		reader_fail(reader, "rail_of.%s: too many", nic);
+}
+
 /* A section header: unknown ones are refused even when they are empty. */
 static void read_section(struct reader *reader, const char *section)
 {
@@ -477,8 +548,12 @@ static void read_section(struct reader *reader, const char *section)
 	bool is_gid;
 	uint32_t id;
 
-	if (section_known(section))
+	if (section_known(section) || strcmp(section, "rail_of") == 0)
 		return;
+	if (gpu_section(section)) {
+		add_gpu(reader, gpu_section(section));
+		return;
+	}
 	if (policy_section(section, &is_gid, &id) < 0) {
 		reader_fail(reader, "[%s]: unknown section", section);
 		return;
@@ -536,6 +611,14 @@ static int on_value(void *arg, const char *section, const char *name, const char
 
 		if (policy)
 			set_policy(reader, policy, section, name, value);
+		return 1;
+	}
+	if (gpu_section(section)) {
+		set_gpu(reader, gpu_section(section), name, value);
+		return 1;
+	}
+	if (strcmp(section, "rail_of") == 0) {
+		set_rail(reader, name, value);
 		return 1;
 	}
 	if (!key) {
@@ -841,6 +924,19 @@ static void print_key(const struct kvp_config *config, const struct kvp_config_k
 	}
 }
 
+static void print_rails(const struct kvp_config *config, FILE *out)
+{
+	char list[KVP_CONFIG_LIST_MAX], *rest = list, *rail;
+
+	if (!config->rail_of[0])
+		return;
+	memcpy(list, config->rail_of, sizeof(list));
+	(void)fprintf(out, "\n[rail_of]\n");
+	while ((rail = strtok_r(rest, ",", &rest)))
+		(void)fprintf(out, "%.*s = %s\n", (int)strcspn(rail, "="), rail,
+			      strchr(rail, '=') + 1);
+}
+
 void kvp_config_print(const struct kvp_config *config, FILE *out)
 {
 	const char *section = "";
@@ -859,4 +955,8 @@ void kvp_config_print(const struct kvp_config *config, FILE *out)
 			      policy->is_gid ? "gid" : "uid", policy->id, policy->max_rooms,
 			      policy->max_pools, policy->admin ? "yes" : "no");
 	}
+	for (uint32_t i = 0; i < config->n_gpu_nics; i++)
+		(void)fprintf(out, "\n[gpu.%s]\nnics = %s\n", config->gpu_nics[i].gpu,
+			      config->gpu_nics[i].nics);
+	print_rails(config, out);
 }

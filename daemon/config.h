@@ -18,6 +18,7 @@
 #define KVP_CONFIG_STR_MAX 108u /* a socket's path has no more room either */
 #define KVP_CONFIG_LIST_MAX 1024u
 #define KVP_CONFIG_POLICIES_MAX 64u
+#define KVP_CONFIG_GPUS_MAX 16u
 
 enum kvp_trust {
 	KVP_TRUST_LOOPBACK, /* loopback only */
@@ -43,6 +44,11 @@ enum kvp_flush {
 	KVP_FLUSH_ALWAYS,
 };
 
+enum kvp_rail_policy {
+	KVP_RAIL_ANY,
+	KVP_RAIL_SAME, /* rails of the same number only, as in a rail-optimized fabric */
+};
+
 enum kvp_allow {
 	KVP_ALLOW_LISTED, /* the daemon's own user, root, and what has a [uid.N] or [gid.N] section
 			   */
@@ -56,6 +62,12 @@ struct kvp_policy {
 	uint32_t id;
 	uint32_t max_rooms; /* at the same time, all sessions of the user together */
 	uint32_t max_pools;
+};
+
+/* A [gpu.X] section. */
+struct kvp_gpu_nics {
+	char gpu[64]; /* UUID, or number of the lane */
+	char nics[256];
 };
 
 struct kvp_config {
@@ -93,8 +105,7 @@ struct kvp_config {
 		uint32_t transport; /* enum kvp_transport */
 	} data;
 	struct {
-		char device[KVP_CONFIG_STR_MAX];    /* "": a choice */
-		char exclude[KVP_CONFIG_LIST_MAX];  /* devices, separated by commas */
+		char device[KVP_CONFIG_LIST_MAX];   /* separated by commas; "": a choice */
 		char gid_index[KVP_CONFIG_STR_MAX]; /* a number, or "auto" */
 		uint32_t port;                      /* 0: the first that is active */
 		uint32_t mtu;                       /* 0: the port's */
@@ -104,7 +115,13 @@ struct kvp_config {
 			rnr_timer; /* codes of the InfiniBand specification */
 		uint32_t service_level, traffic_class, pkey_index;
 		uint64_t keepalive_ns;
+		uint64_t idle_ns; /* 0: never */
 	} verbs;
+	struct {
+		char exclude[KVP_CONFIG_LIST_MAX]; /* devices, separated by commas */
+		uint32_t rails;
+		uint32_t rail_policy; /* enum kvp_rail_policy */
+	} nics;
 	struct {
 		uint64_t spin_ns; /* `auto` is resolved when loaded */
 		bool spin_yields; /* few cores: no key, found when loaded */
@@ -151,6 +168,9 @@ struct kvp_config {
 	} policy;
 	uint32_t n_policies;
 	struct kvp_policy policies[KVP_CONFIG_POLICIES_MAX];
+	uint32_t n_gpu_nics;
+	struct kvp_gpu_nics gpu_nics[KVP_CONFIG_GPUS_MAX];
+	char rail_of[KVP_CONFIG_LIST_MAX]; /* "mlx5_0=0,mlx5_1=1" */
 };
 
 enum kvp_config_type {
@@ -181,7 +201,7 @@ struct kvp_config_key {
 	const char *help;
 };
 
-/* All keys outside [uid.N] and [gid.N], section by section. */
+/* All keys outside [uid.N], [gid.N], [gpu.X] and [rail_of], section by section. */
 const struct kvp_config_key *kvp_config_keys(size_t *n_keys);
 
 /* Sets all defaults, with `lane.spin` and `node.name` resolved for this machine. */

@@ -358,8 +358,12 @@ static void on_signal(uv_signal_t *handle, int signum)
 static void verbs_config(struct kvp_net_verbs_config *verbs, const struct kvp_config *config)
 {
 	kvp_net_verbs_defaults(verbs);
-	verbs->device = config->verbs.device;
-	verbs->exclude = config->verbs.exclude;
+	verbs->devices = config->verbs.device;
+	verbs->exclude = config->nics.exclude;
+	verbs->rail_of = config->rail_of;
+	verbs->rails = config->nics.rails;
+	verbs->same_rail = config->nics.rail_policy == KVP_RAIL_SAME;
+	verbs->idle_ns = config->verbs.idle_ns;
 	verbs->port = (uint8_t)config->verbs.port;
 	if (strcmp(config->verbs.gid_index, "auto") != 0)
 		verbs->gid_index = (int)strtol(config->verbs.gid_index, NULL, 10); /* digits */
@@ -381,7 +385,8 @@ static const struct kvp_net_ops *choose_net(const struct kvp_config *config,
 {
 	struct kvp_nic nics[KVP_NIC_MAX];
 	const struct kvp_nic_wish wish = {
-		.device = verbs->device,
+		.devices = verbs->devices,
+		.rail_of = verbs->rail_of,
 		.exclude = verbs->exclude,
 		.near = "",
 		.port = verbs->port,
@@ -443,6 +448,21 @@ static void refuse_gpu(struct kvp_daemon *daemon, const char *uuid, const char *
 	kvp_log(KVP_LOG_ERR, "pools of %s are refused: %s", uuid, reason);
 }
 
+/* The devices of a [gpu.X] section, or those of all lanes. */
+static const char *gpu_nics(const struct kvp_config *config, const char *uuid, int idx)
+{
+	char number[12];
+
+	(void)snprintf(number, sizeof(number), "%d", idx); /* fits */
+	for (uint32_t i = 0; i < config->n_gpu_nics; i++) {
+		const struct kvp_gpu_nics *nics = &config->gpu_nics[i];
+
+		if (nics->nics[0] && (!strcmp(nics->gpu, uuid) || !strcmp(nics->gpu, number)))
+			return nics->nics;
+	}
+	return config->verbs.device;
+}
+
 /* A lane for each GPU, like the host's but for its device and rings. */
 static int start_gpus(struct kvp_daemon *daemon, const struct kvp_lane_config *host, char *err,
 		      size_t err_bytes)
@@ -451,6 +471,7 @@ static int start_gpus(struct kvp_daemon *daemon, const struct kvp_lane_config *h
 	int n = choose_gpus(daemon, err, err_bytes);
 
 	for (int i = 0; i < n; i++) {
+		struct kvp_net_verbs_config verbs = *host->verbs;
 		struct kvp_lane_config lane = *host;
 		uint32_t at = core->n_lanes;
 		int r;
@@ -459,6 +480,8 @@ static int start_gpus(struct kvp_daemon *daemon, const struct kvp_lane_config *h
 		kvp_board_init(&daemon->lane_boards[at], KVP_BOARD_LANE, at);
 		lane.name = daemon->gpu_names[i];
 		lane.gpu = daemon->gpus[i];
+		verbs.devices = gpu_nics(core->config, daemon->gpus[i], i);
+		lane.verbs = &verbs;
 		lane.slots = core->config->gpu.slots;
 		lane.slot_bytes = core->config->gpu.slot_bytes;
 		lane.memory = (enum kvp_ring_memory)core->config->pack.memory;

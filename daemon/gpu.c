@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/gpu.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -259,6 +260,14 @@ const char *kvp_gpu_uuid(const struct kvp_gpu *gpu)
 const char *kvp_gpu_name(const struct kvp_gpu *gpu)
 {
 	return gpu->name;
+}
+
+void kvp_gpu_pci(const struct kvp_gpu *gpu, char out[KVP_GPU_PCI])
+{
+	if (gpu->cuda->cuDeviceGetPCIBusId(out, (int)KVP_GPU_PCI, gpu->device) != CUDA_SUCCESS)
+		out[0] = '\0';
+	for (char *p = out; *p; p++)
+		*p = (char)tolower((unsigned char)*p);
 }
 
 const struct kvp_gpu_stats *kvp_gpu_stats(const struct kvp_gpu *gpu)

@@ -19,6 +19,7 @@ struct kvp_gpu;
 
 #define KVP_GPU_UUID 48u /* bytes of "GPU-..." */
 #define KVP_GPU_MAX 15u
+#define KVP_GPU_PCI 16u /* bytes of "0000:3b:00.0" */
 
 /* "GPU-xxxxxxxx-..." of 16 bytes. */
 void kvp_gpu_uuid_text(char out[KVP_GPU_UUID], const uint8_t bytes[16]);
@@ -33,6 +34,8 @@ int kvp_gpu_open(struct kvp_gpu **out, const char *name, char *err, size_t err_b
 void kvp_gpu_close(struct kvp_gpu *gpu);
 const char *kvp_gpu_uuid(const struct kvp_gpu *gpu);
 const char *kvp_gpu_name(const struct kvp_gpu *gpu);
+/* Its PCI address as sysfs has it; "" if it has none. */
+void kvp_gpu_pci(const struct kvp_gpu *gpu, char out[KVP_GPU_PCI]);
 
 /* Pinned host memory, readable and writable by the device at the same address. */
 int kvp_gpu_host_alloc(struct kvp_gpu *gpu, uint64_t bytes, void **out);

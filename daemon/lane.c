@@ -248,7 +248,9 @@ static void run(struct kvp_lane *lane)
 
 static int open_net(struct kvp_lane *lane)
 {
-	const struct kvp_net_config config = {
+	struct kvp_net_verbs_config verbs;
+	char near[KVP_GPU_PCI] = "";
+	struct kvp_net_config config = {
 		.events = &kvp_lane_events,
 		.arg = lane,
 		.interface = lane->config.interface,
@@ -262,6 +264,12 @@ static int open_net(struct kvp_lane *lane)
 	if (!lane->config.net)
 		return 0;
 
+	if (config.verbs && kvp_lane_on_gpu(lane)) {
+		verbs = *config.verbs;
+		verbs.near = near;
+		config.verbs = &verbs;
+		kvp_gpu_pci(lane->mover.gpu, near);
+	}
 	lane->now_ns = kvp_lane_now();
 	kvp_lane_call(lane, "transport open");
 	r = lane->config.net->open(&lane->net, &config, lane->start_err, sizeof(lane->start_err));

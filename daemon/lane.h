@@ -301,7 +301,7 @@ struct kvp_lane_status {
 	uint32_t holds[8];              /* test builds: pieces kept at each test point */
 	struct kvp_lane_slot_status pack[KVP_LANE_SLOTS_SHOWN], land[KVP_LANE_SLOTS_SHOWN];
 	struct kvp_net_stats net;
-	char net_describe[64];
+	char net_describe[256];
 };
 
 /* Any thread; lock-free for the lane (seqlock). */

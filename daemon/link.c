@@ -3,6 +3,7 @@
 /* Endpoints of a lane, and where messages go. */
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -334,9 +335,13 @@ static void on_sent(void *arg, void *req, int status)
 static void on_failed(void *arg, struct kvp_net_ep *ep, int status)
 {
 	struct kvp_lane *lane = arg;
-	struct kvp_link *link = lane->config.net->ep_arg(ep);
+	const struct kvp_net_ops *net = lane->config.net;
+	const char *reason = net->ep_reason ? net->ep_reason(ep) : "";
+	char what[192];
 
-	link_fail(link, KVP__STATUS__STATUS_PEER_LOST, "data endpoint lost", status);
+	(void)snprintf(what, sizeof(what), "data endpoint lost%s%s", reason[0] ? ": " : "",
+		       reason); /* cut at worst */
+	link_fail(net->ep_arg(ep), KVP__STATUS__STATUS_PEER_LOST, what, status);
 }
 
 static void on_closed(void *arg, void *ep_arg)

@@ -21,6 +21,8 @@
 
 #define KVP_NET_HDR_MAX 256u
 #define KVP_NET_ADDR_MAX 4096u
+/* Ports of devices that one net may use. */
+#define KVP_NET_RAILS 4u
 /* Behind each landing place a transport that writes into the peer's memory needs so many bytes. */
 #define KVP_NET_TAIL_BYTES 64u
 
@@ -56,7 +58,7 @@ struct kvp_net_events {
  * travels in a grant. All zeroes from a transport that knows no such thing.
  */
 struct kvp_net_key {
-	unsigned char bytes[16];
+	unsigned char bytes[32];
 };
 
 /* A message whose payload goes into an exposed place of the peer. */
@@ -82,9 +84,13 @@ struct kvp_net_memory {
 
 /* Of the verbs transport; kvp_net_verbs_defaults() fills it. */
 struct kvp_net_verbs_config {
-	const char *device;  /* name, or "": the nearest that is usable */
+	const char *devices; /* names separated by commas, a rail each; "": a choice */
 	const char *exclude; /* devices never chosen, separated by commas */
 	const char *near;    /* PCI address of the lane's GPU, or "" */
+	const char *rail_of; /* numbers of rails: "mlx5_0=0,mlx5_1=1", or "" */
+	uint32_t rails;      /* at most so many, 1..KVP_NET_RAILS */
+	bool same_rail;      /* connections join rails of the same number only */
+	uint64_t idle_ns;    /* a connection without messages for so long is ended */
 	int gid_index;       /* -1: the best RoCE v2 one */
 	uint8_t port;        /* 0: the first that is active */
 	uint8_t timeout;     /* of an unanswered packet: 4.096 us * 2^n, 1..31 */
@@ -138,6 +144,8 @@ struct kvp_net_ops {
 	 * always brings. */
 	void (*ep_close)(struct kvp_net *net, struct kvp_net_ep *ep);
 	void *(*ep_arg)(struct kvp_net_ep *ep);
+	/* Why it failed, in words; valid until closed(). NULL: a transport without such words. */
+	const char *(*ep_reason)(struct kvp_net_ep *ep);
 	/* 0: taken, sent(req) follows exactly once (never inside this call unless `req` is NULL:
 	 * then no callback at all, for messages without payload); -EAGAIN: no room now, retry after
 	 * the next progress() that returned > 0; other: endpoint is broken. */

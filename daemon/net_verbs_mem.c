@@ -28,48 +28,61 @@ static int access_of(const struct kvp_net_memory *memory)
 }
 
 /* Of a device: by its dma-buf, or as the peer memory interface finds it by its address. */
-static struct ibv_mr *slice_register(struct kvp_net *net, const struct kvp_net_memory *memory,
-				     size_t skip, size_t bytes)
+static struct ibv_mr *slice_register(const struct kvp_vb_rail *rail,
+				     const struct kvp_net_memory *memory, size_t skip, size_t bytes)
 {
 	uint8_t *base = (uint8_t *)memory->base + skip;
 
 	if (memory->device && memory->dmabuf >= 0)
-		return ibv_reg_dmabuf_mr(net->pd, memory->dmabuf_offset + skip, bytes,
+		return ibv_reg_dmabuf_mr(rail->pd, memory->dmabuf_offset + skip, bytes,
 					 (uintptr_t)base, memory->dmabuf, access_of(memory));
-	return ibv_reg_mr(net->pd, base, bytes, access_of(memory));
+	return ibv_reg_mr(rail->pd, base, bytes, access_of(memory));
+}
+
+static int register_on(struct kvp_vb_rail *rail, struct kvp_vb_region *region,
+		       const struct kvp_net_memory *memory, char *err, size_t err_bytes)
+{
+	size_t skip = (size_t)(region->base - (uint8_t *)memory->base);
+	uint64_t limit = kvp_nic_memlock();
+	int e;
+
+	region->mr[rail->idx] = slice_register(rail, memory, skip, region->bytes);
+	if (region->mr[rail->idx])
+		return 0;
+
+	e = errno;
+	if (e == ENOMEM && limit != UINT64_MAX)
+		(void)snprintf(err, err_bytes,
+			       "%s: %zu bytes cannot be locked, the limit is %" PRIu64
+			       ": LimitMEMLOCK=infinity in the unit",
+			       rail->nic.device, region->bytes, limit);
+	else
+		(void)snprintf(err, err_bytes, "%s: registering %zu bytes: %s", rail->nic.device,
+			       region->bytes, strerror(e));
+	return -e;
 }
 
 static int slice_add(struct kvp_net *net, const struct kvp_net_memory *memory, size_t skip,
 		     size_t bytes, char *err, size_t err_bytes)
 {
 	struct kvp_vb_region *region = &net->regions[net->n_regions];
-	uint64_t limit = kvp_nic_memlock();
+	int r = 0;
 
 	if (net->n_regions == KVP_VB_REGIONS) {
 		(void)snprintf(err, err_bytes, "more than %u memory regions", KVP_VB_REGIONS);
 		return -ENOBUFS;
 	}
 
-	region->mr = slice_register(net, memory, skip, bytes);
-	if (!region->mr) {
-		int e = errno;
-
-		if (e == ENOMEM && limit != UINT64_MAX)
-			(void)snprintf(err, err_bytes,
-				       "%s: %zu bytes cannot be locked, the limit is %" PRIu64
-				       ": LimitMEMLOCK=infinity in the unit",
-				       net->nic.device, bytes, limit);
-		else
-			(void)snprintf(err, err_bytes, "%s: registering %zu bytes: %s",
-				       net->nic.device, bytes, strerror(e));
-		return -e;
-	}
-	region->base = (uint8_t *)memory->base + skip;
-	region->bytes = bytes;
-	region->landing = memory->landing;
-	region->device = memory->device;
-	net->n_regions++;
-	return 0;
+	*region = (struct kvp_vb_region){
+		.base = (uint8_t *)memory->base + skip,
+		.bytes = bytes,
+		.landing = memory->landing,
+		.device = memory->device,
+	};
+	net->n_regions++; /* what was registered of it is undone at the end */
+	for (unsigned i = 0; r == 0 && i < net->n_rails; i++)
+		r = register_on(&net->rails[i], region, memory, err, err_bytes);
+	return r;
 }
 
 int kvp_vb_memory(struct kvp_net *net, const struct kvp_net_memory *memory, char *err,
@@ -77,11 +90,11 @@ int kvp_vb_memory(struct kvp_net *net, const struct kvp_net_memory *memory, char
 {
 	size_t slots = KVP_MAX(SLICE_BYTES / memory->stride, UINT64_C(1));
 
-	if (memory->stride + KVP_NET_TAIL_BYTES > net->nic.max_msg_bytes) {
+	if (memory->stride + KVP_NET_TAIL_BYTES > net->max_msg_bytes) {
 		(void)snprintf(
 			err, err_bytes,
 			"%s moves at most %u bytes at once: slots of %zu bytes are too large",
-			net->nic.device, net->nic.max_msg_bytes, memory->stride);
+			net->rails[0].nic.device, net->max_msg_bytes, memory->stride);
 		return -EMSGSIZE;
 	}
 	for (size_t i = 0; i < memory->n; i += slots) {
@@ -96,10 +109,10 @@ int kvp_vb_memory(struct kvp_net *net, const struct kvp_net_memory *memory, char
 }
 
 /* Registers the memory and takes that back: whether it works says nobody but the card's driver. */
-static int try_register(struct kvp_net *net, const struct kvp_net_memory *memory)
+static int try_register(const struct kvp_vb_rail *rail, const struct kvp_net_memory *memory)
 {
 	struct ibv_mr *mr =
-		slice_register(net, memory, 0, KVP_MIN(memory->n * memory->stride, SLICE_BYTES));
+		slice_register(rail, memory, 0, KVP_MIN(memory->n * memory->stride, SLICE_BYTES));
 
 	return mr ? -ibv_dereg_mr(mr) : -errno;
 }
@@ -108,15 +121,18 @@ int kvp_vb_device(struct kvp_net *net, const struct kvp_net_memory *memory, cons
 		  char *err, size_t err_bytes)
 {
 	bool dmabuf = memory->dmabuf >= 0;
-	int r = try_register(net, memory);
+	unsigned i = 0;
+	int r = 0;
 
+	while (r == 0 && i < net->n_rails)
+		r = try_register(&net->rails[i++], memory);
 	*word = dmabuf ? "dmabuf" : "peermem";
 	if (r == 0)
 		return 0;
 	*word = "not_registered";
 	(void)snprintf(err, err_bytes, "%s: registering memory of the device by %s: %s",
-		       net->nic.device, dmabuf ? "dma-buf" : "its address (peer memory)",
-		       strerror(-r));
+		       net->rails[i - 1].nic.device,
+		       dmabuf ? "dma-buf" : "its address (peer memory)", strerror(-r));
 	return r;
 }
 
@@ -147,14 +163,16 @@ int kvp_vb_expose(struct kvp_net *net, void *place, size_t bytes, struct kvp_net
 
 	mine = (struct kvp_vb_key){
 		.addr = (uintptr_t)place,
-		.rkey = region->mr->rkey,
 		.idx = (uint16_t)(net->n_places | (region->device ? KVP_VB_APART : 0)),
 		.nonce = (uint16_t)kvp_vb_random(net),
 	};
+	for (unsigned i = 0; i < net->n_rails; i++)
+		mine.rkey[i] = region->mr[i]->rkey;
 	net->places[net->n_places++] = (struct kvp_vb_place){
 		.base = place,
 		.bytes = bytes,
 		.nonce = mine.nonce,
+		.apart = region->device,
 	};
 	memcpy(key, &mine, sizeof(*key));
 	return 0;
@@ -162,6 +180,12 @@ int kvp_vb_expose(struct kvp_net *net, void *place, size_t bytes, struct kvp_net
 
 void kvp_vb_memory_fini(struct kvp_net *net)
 {
-	while (net->n_regions > 0)
-		(void)ibv_dereg_mr(net->regions[--net->n_regions].mr); /* no queue pair is left */
+	while (net->n_regions > 0) {
+		const struct kvp_vb_region *region = &net->regions[--net->n_regions];
+
+		for (unsigned i = 0; i < net->n_rails; i++) {
+			if (region->mr[i])
+				(void)ibv_dereg_mr(region->mr[i]); /* no queue pair is left */
+		}
+	}
 }

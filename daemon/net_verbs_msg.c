@@ -2,15 +2,12 @@
 
 /* Messages, payloads, credits. */
 
-#include <endian.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/net_verbs.h"
 #include "proto/util.h"
-
-#define TAIL_MAGIC 0x4c494154u
 
 /* ---- payloads under way */
 
@@ -43,13 +40,13 @@ static void op_release(struct kvp_net *net, struct kvp_vb_op *op)
 }
 
 /* Told later: the lane may send from sent(), and a queue pair is being looked at now. */
-void kvp_vb_op_done(void *arg, void *user, int status)
+void kvp_vb_item_end(struct kvp_vb_item *item, int status)
 {
-	struct kvp_net *net = arg;
-	struct kvp_vb_op *op = user;
-
-	op->status = status;
-	TAILQ_INSERT_TAIL(&net->done_ops, op, link);
+	item->state = KVP_VB_FREE;
+	if (!item->op)
+		return;
+	item->op->status = status;
+	TAILQ_INSERT_TAIL(&item->ep->net->done_ops, item->op, link);
 }
 
 int kvp_vb_tell_sent(struct kvp_net *net)
@@ -86,43 +83,38 @@ int kvp_vb_msg_init(struct kvp_net *net)
 		TAILQ_INSERT_TAIL(&net->free_ops, &net->ops[i], link);
 	for (uint32_t i = 0; i < KVP_VB_BOUNCES; i++)
 		net->free_bounces[net->n_free_bounces++] = (uint8_t)i;
-	net->bounce_mr =
-		ibv_reg_mr(net->pd, net->bounce, (size_t)KVP_VB_BOUNCES * KVP_VB_BOUNCE_BYTES, 0);
-	return net->bounce_mr ? 0 : -errno;
+	return 0;
 }
 
 void kvp_vb_msg_fini(struct kvp_net *net)
 {
-	if (net->bounce_mr)
-		(void)ibv_dereg_mr(net->bounce_mr);
 	free(net->bounce);
 	free(net->places);
 	free(net->ops);
 }
 
-/* ---- sending */
+/* ---- posting */
 
-/* The buffer that belongs to the request added next, or after it: free by the credit of its
- * sequence number. */
-static uint8_t *next_buffer(struct kvp_net_ep *ep, unsigned ahead)
+/* The buffer that belongs to the request added next: free by the credit of its sequence number. */
+static uint8_t *next_buffer(struct kvp_vb_conn *conn)
 {
-	uint64_t seq = ep->qp.posted + ep->qp.n_batch + 1 + ahead;
+	uint64_t seq = conn->qp.posted + conn->qp.n_batch + 1;
 
-	return ep->memory + seq % ep->n_send * KVP_VB_BUFFER_BYTES;
+	return conn->memory + seq % conn->n_send * KVP_VB_BUFFER_BYTES;
 }
 
 /* Adds a SEND of a frame and a header. */
-static int add_send(struct kvp_net_ep *ep, const struct kvp_vb_frame *frame, const void *hdr,
+static int add_send(struct kvp_vb_conn *conn, const struct kvp_vb_frame *frame, const void *hdr,
 		    void *user)
 {
-	uint8_t *buffer = next_buffer(ep, 0);
+	uint8_t *buffer = next_buffer(conn);
 	struct kvp_qp_request request = {
 		.opcode = IBV_WR_SEND,
 		.n_sge = 1,
 		.sge[0] = {
 			.addr = (uintptr_t)buffer,
 			.length = (uint32_t)sizeof(*frame) + frame->hdr_bytes,
-			.lkey = ep->mr->lkey,
+			.lkey = conn->mr->lkey,
 		},
 		.user = user,
 	};
@@ -130,288 +122,306 @@ static int add_send(struct kvp_net_ep *ep, const struct kvp_vb_frame *frame, con
 	memcpy(buffer, frame, sizeof(*frame));
 	if (frame->hdr_bytes)
 		memcpy(buffer + sizeof(*frame), hdr, frame->hdr_bytes);
-	if (request.sge[0].length <= ep->inline_bytes)
+	if (request.sge[0].length <= conn->inline_bytes)
 		request.flags = IBV_SEND_INLINE;
-	kvp_vb_conn_dirty(ep);
-	return kvp_qp_add(&ep->qp, &request);
+	kvp_vb_conn_dirty(conn);
+	return kvp_qp_add(&conn->qp, &request);
 }
 
-static int sendable(const struct kvp_net_ep *ep, unsigned requests)
+int kvp_vb_add_frame(struct kvp_vb_conn *conn, const struct kvp_vb_frame *frame, const void *hdr)
 {
-	if (ep->state == KVP_VB_CONNECTING)
-		return -EAGAIN;
-	if (ep->state != KVP_VB_OPEN)
-		return ep->state == KVP_VB_FAILED ? ep->status : -ENOTCONN;
-	if (ep->credits == 0 || kvp_qp_room(&ep->qp) < requests)
-		return -EAGAIN;
-	return 0;
+	return add_send(conn, frame, hdr, NULL);
 }
 
-/* A queue pair that is lost shows as failed(). */
-static int added(struct kvp_net_ep *ep, int r, size_t bytes)
-{
-	if (r < 0) {
-		kvp_vb_conn_fail(ep, r);
-		return 0; /* requests taken so far are told by the drain */
-	}
-	ep->credits--;
-	ep->net->stats.sent_messages++;
-	ep->net->stats.sent_bytes += bytes;
-	return 0;
-}
-
-int kvp_vb_send(struct kvp_net *net, struct kvp_net_ep *ep, const void *hdr, size_t hdr_bytes,
-		const void *payload, size_t bytes, void *req)
-{
-	const struct kvp_vb_frame frame = {
-		.kind = KVP_VB_MESSAGE,
-		.hdr_bytes = (uint16_t)hdr_bytes,
-	};
-	struct kvp_vb_op *op = NULL;
-	int r;
-
-	if (hdr_bytes == 0 || hdr_bytes > KVP_NET_HDR_MAX || payload || bytes > 0)
-		return -EINVAL;
-	r = sendable(ep, 1);
-	if (r < 0)
-		return r;
-	if (req) {
-		op = op_take(net, req);
-		if (!op)
-			return -EAGAIN;
-	}
-	return added(ep, add_send(ep, &frame, hdr, op), 0);
-}
-
-/* Finds, or makes, the key of the payload's memory. */
-static int payload_sge(struct kvp_net *net, struct kvp_vb_op *op, const struct kvp_net_put *put,
+/* Finds, or makes, the key of the payload's memory for this rail. */
+static int payload_sge(const struct kvp_vb_rail *rail, const struct kvp_vb_item *item,
 		       struct ibv_sge *sge)
 {
-	const struct kvp_vb_region *region = kvp_vb_region(net, put->payload, put->bytes);
+	struct kvp_net *net = rail->net;
+	struct kvp_vb_op *op = item->op;
+	const struct kvp_vb_region *region = kvp_vb_region(net, item->payload, item->bytes);
 	uint8_t *copy;
 
-	*sge = (struct ibv_sge){ (uintptr_t)put->payload, (uint32_t)put->bytes, 0 };
+	*sge = (struct ibv_sge){ (uintptr_t)item->payload, item->bytes, 0 };
 	if (region) {
-		sge->lkey = region->mr->lkey;
+		sge->lkey = region->mr[rail->idx]->lkey;
 		return 0;
 	}
-	if (put->bytes <= KVP_VB_BOUNCE_BYTES) {
-		if (net->n_free_bounces == 0)
+	if (item->bytes <= KVP_VB_BOUNCE_BYTES) {
+		if (op->bounce < 0 && net->n_free_bounces == 0)
 			return -EAGAIN;
-		op->bounce = net->free_bounces[--net->n_free_bounces];
+		if (op->bounce < 0)
+			op->bounce = net->free_bounces[--net->n_free_bounces];
 		copy = net->bounce + (size_t)op->bounce * KVP_VB_BOUNCE_BYTES;
-		memcpy(copy, put->payload, put->bytes);
+		memcpy(copy, item->payload, item->bytes);
 		sge->addr = (uintptr_t)copy;
-		sge->lkey = net->bounce_mr->lkey;
+		sge->lkey = rail->bounce_mr->lkey;
 		return 0;
 	}
 	/* Rare: a pool's own memory, which only unpacked pieces are sent from. */
-	op->mr = ibv_reg_mr(net->pd, (void *)(uintptr_t)put->payload, put->bytes, 0);
+	if (op->mr && op->mr_rail != rail) {
+		(void)ibv_dereg_mr(op->mr); /* of a connection that is gone */
+		op->mr = NULL;
+	}
+	if (!op->mr)
+		op->mr = ibv_reg_mr(rail->pd, (void *)(uintptr_t)item->payload, item->bytes, 0);
 	if (!op->mr)
 		return -errno;
+	op->mr_rail = rail;
 	sge->lkey = op->mr->lkey;
 	return 0;
 }
 
-/* One request says all: the payload, its header behind it, and the place in the immediate. */
-static int put_whole(struct kvp_net_ep *ep, const struct kvp_net_put *put,
-		     const struct kvp_vb_key *key, const struct ibv_sge *payload, void *user)
+static int post_message(struct kvp_vb_conn *conn, struct kvp_vb_item *item)
 {
-	uint8_t *buffer = next_buffer(ep, 0);
+	const struct kvp_vb_frame frame = {
+		.kind = KVP_VB_MESSAGE,
+		.hdr_bytes = item->hdr_bytes,
+		.seq = (uint32_t)item->seq,
+	};
+
+	return add_send(conn, &frame, item->hdr, item);
+}
+
+static uint32_t rkey_of(const struct kvp_vb_conn *conn, const struct kvp_vb_item *item)
+{
+	return item->key.rkey[conn->ep->paths[conn->path].end];
+}
+
+/* One request says all: the payload, its header behind it, and the place in the immediate. */
+static int post_whole(struct kvp_vb_conn *conn, struct kvp_vb_item *item,
+		      const struct ibv_sge *payload)
+{
+	uint8_t *buffer = next_buffer(conn);
 	struct kvp_vb_tail tail = {
-		.magic = TAIL_MAGIC,
-		.hdr_bytes = (uint16_t)put->hdr_bytes,
-		.bytes = put->bytes,
+		.magic = KVP_VB_TAIL_MAGIC,
+		.hdr_bytes = item->hdr_bytes,
+		.bytes = item->bytes,
+		.seq = (uint32_t)item->seq,
 	};
 	const struct kvp_qp_request request = {
 		.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
 		.n_sge = 2,
-		.sge = { *payload, { (uintptr_t)buffer, sizeof(tail), ep->mr->lkey } },
-		.remote = key->addr,
-		.rkey = key->rkey,
-		.imm = (uint32_t)key->nonce << 16 | key->idx,
-		.user = user,
+		.sge = { *payload, { (uintptr_t)buffer, sizeof(tail), conn->mr->lkey } },
+		.remote = item->key.addr,
+		.rkey = rkey_of(conn, item),
+		.imm = (uint32_t)item->key.nonce << 16 | item->key.idx,
+		.user = item,
 	};
 
-	memcpy(tail.hdr, put->hdr, put->hdr_bytes);
+	memcpy(tail.hdr, item->hdr, item->hdr_bytes);
 	memcpy(buffer, &tail, sizeof(tail));
-	kvp_vb_conn_dirty(ep);
-	return kvp_qp_add(&ep->qp, &request);
+	kvp_vb_conn_dirty(conn);
+	return kvp_qp_add(&conn->qp, &request);
 }
 
 /* A part of a place: the header follows in a message, since behind the part comes another. */
-static int put_part(struct kvp_net_ep *ep, const struct kvp_net_put *put,
-		    const struct kvp_vb_key *key, const struct ibv_sge *payload, void *user)
+static int post_part(struct kvp_vb_conn *conn, struct kvp_vb_item *item,
+		     const struct ibv_sge *payload)
 {
 	const struct kvp_vb_frame frame = {
 		.kind = KVP_VB_PUT,
-		.hdr_bytes = (uint16_t)put->hdr_bytes,
-		.place = key->addr + put->offset,
-		.bytes = put->bytes,
+		.hdr_bytes = item->hdr_bytes,
+		.place = item->key.addr + item->offset,
+		.bytes = item->bytes,
+		.seq = (uint32_t)item->seq,
 	};
 	const struct kvp_qp_request request = {
 		.opcode = IBV_WR_RDMA_WRITE,
 		.n_sge = 1,
 		.sge = { *payload },
 		.remote = frame.place,
-		.rkey = key->rkey,
+		.rkey = rkey_of(conn, item),
 	};
-	int r = kvp_qp_add(&ep->qp, &request);
+	int r = kvp_qp_add(&conn->qp, &request);
 
-	return r == 0 ? add_send(ep, &frame, put->hdr, user) : r;
+	return r == 0 ? add_send(conn, &frame, item->hdr, item) : r;
+}
+
+int kvp_vb_item_post(struct kvp_vb_item *item)
+{
+	bool part = item->payload && !item->whole;
+	struct kvp_vb_conn *conn = kvp_vb_ep_pick(item->ep, part ? 2 : 1);
+	struct ibv_sge sge;
+	int r = conn ? 0 : -EAGAIN;
+
+	if (conn && item->payload)
+		r = payload_sge(conn->rail, item, &sge);
+	if (r < 0)
+		return r;
+
+	item->tag = conn->tag;
+	item->state = KVP_VB_POSTED;
+	conn->credits--;
+	conn->bytes_out += item->bytes;
+	conn->rail->bytes += item->bytes;
+	conn->used_ns = conn->net->now_ns;
+	if (!item->payload)
+		r = post_message(conn, item);
+	else
+		r = part ? post_part(conn, item, &sge) : post_whole(conn, item, &sge);
+	if (r < 0) { /* the queue pair is lost, which says nothing of this item */
+		item->state = KVP_VB_UNKNOWN;
+		kvp_vb_conn_fail(conn, r);
+	}
+	return 0;
+}
+
+/* Of another rail it would be refused as well. */
+static bool hopeless(int status)
+{
+	return status == -EACCES || status == -EFAULT || status == -EMSGSIZE;
+}
+
+void kvp_vb_item_done(void *arg, void *user, int status)
+{
+	struct kvp_vb_item *item = user;
+	struct kvp_net_ep *ep = item->ep;
+	struct kvp_vb_conn *conn = kvp_vb_conn_find(arg, item->tag);
+
+	if (conn)
+		conn->bytes_out -= item->bytes;
+	if (status == 0) {
+		kvp_vb_item_end(item, 0);
+		return;
+	}
+	item->state = KVP_VB_UNKNOWN;
+	if (!conn || conn->state != KVP_VB_OPEN || status == -ECANCELED)
+		return; /* flushed behind another */
+	item->failures++;
+	if (ep->status == 0 && (item->failures > 1 || hopeless(status)))
+		ep->status = status;
+}
+
+/* ---- sending */
+
+static int sendable(const struct kvp_net_ep *ep)
+{
+	const struct kvp_vb_item *item = &ep->items[ep->next_seq & (ep->window - 1)];
+
+	if (ep->state != KVP_VB_EP_OPEN)
+		return ep->state == KVP_VB_EP_FAILED ? ep->status : -ENOTCONN;
+	if (!TAILQ_EMPTY(&ep->again) || item->state != KVP_VB_FREE ||
+	    ep->next_seq - ep->delivered >= ep->window)
+		return -EAGAIN;
+	return 0;
+}
+
+/* The next item of the endpoint, with its header. */
+static struct kvp_vb_item *next_item(struct kvp_net_ep *ep, const void *hdr, size_t hdr_bytes)
+{
+	struct kvp_vb_item *item = &ep->items[ep->next_seq & (ep->window - 1)];
+
+	ep->used_ns = ep->net->now_ns;
+	item->op = NULL;
+	item->failures = 0;
+	item->seq = ep->next_seq;
+	item->payload = NULL;
+	item->bytes = 0;
+	item->hdr_bytes = (uint16_t)hdr_bytes;
+	memcpy(item->hdr, hdr, hdr_bytes);
+	return item;
+}
+
+/* Posts it, or forgets it. */
+static int post(struct kvp_vb_item *item)
+{
+	struct kvp_net_ep *ep = item->ep;
+	int r = kvp_vb_item_post(item);
+
+	if (r < 0) {
+		if (item->op)
+			op_release(ep->net, item->op);
+		return r;
+	}
+	ep->next_seq++;
+	ep->net->stats.sent_messages++;
+	ep->net->stats.sent_bytes += item->bytes;
+	return 0;
+}
+
+int kvp_vb_send(struct kvp_net *net, struct kvp_net_ep *ep, const void *hdr, size_t hdr_bytes,
+		const void *payload, size_t bytes, void *req)
+{
+	struct kvp_vb_item *item;
+	int r;
+
+	if (hdr_bytes == 0 || hdr_bytes > KVP_NET_HDR_MAX || payload || bytes > 0)
+		return -EINVAL;
+	r = sendable(ep);
+	if (r < 0)
+		return r;
+	item = next_item(ep, hdr, hdr_bytes);
+	if (req) {
+		item->op = op_take(net, req);
+		if (!item->op)
+			return -EAGAIN;
+	}
+	return post(item);
 }
 
 int kvp_vb_put(struct kvp_net *net, struct kvp_net_ep *ep, const struct kvp_net_put *put)
 {
-	struct kvp_vb_key key;
-	struct kvp_vb_op *op;
-	struct ibv_sge sge;
-	bool whole;
+	struct kvp_vb_item *item;
 	int r;
 
 	if (put->hdr_bytes == 0 || put->hdr_bytes > KVP_NET_HDR_MAX || !put->payload ||
-	    put->bytes == 0 || put->bytes > net->nic.max_msg_bytes || !put->req)
+	    put->bytes == 0 || put->bytes > net->max_msg_bytes || !put->req)
 		return -EINVAL;
-	memcpy(&key, put->key, sizeof(key));
-	whole = put->whole && !(key.idx & KVP_VB_APART) &&
-		put->hdr_bytes <= sizeof(((struct kvp_vb_tail *)NULL)->hdr);
-	r = sendable(ep, whole ? 1 : 2);
+	r = sendable(ep);
 	if (r < 0)
 		return r;
-	op = op_take(net, put->req);
-	if (!op)
+	item = next_item(ep, put->hdr, put->hdr_bytes);
+	item->op = op_take(net, put->req);
+	if (!item->op)
 		return -EAGAIN;
 
-	r = payload_sge(net, op, put, &sge);
-	if (r < 0) {
-		op_release(net, op);
-		return r;
-	}
-	r = whole ? put_whole(ep, put, &key, &sge, op) : put_part(ep, put, &key, &sge, op);
-	return added(ep, r, put->bytes);
-}
-
-/* ---- receiving */
-
-static void deliver(struct kvp_net *net, const void *hdr, size_t hdr_bytes, void *place,
-		    size_t bytes)
-{
-	_Alignas(16) unsigned char copy[KVP_NET_HDR_MAX];
-	void *want;
-
-	memcpy(copy, hdr, hdr_bytes);
-	net->stats.recv_messages++;
-	net->stats.recv_bytes += bytes;
-	want = net->events->message(net->arg, copy, hdr_bytes, bytes);
-	if (bytes == 0)
-		return;
-	if (!want || want != place) {
-		net->stats.dropped++; /* it lies in a slot that nobody reads */
-		return;
-	}
-	net->events->data(net->arg, copy, hdr_bytes, place, bytes);
-}
-
-static void on_whole(struct kvp_net_ep *ep, const struct ibv_wc *wc)
-{
-	struct kvp_net *net = ep->net;
-	uint32_t imm = be32toh(wc->imm_data);
-	const struct kvp_vb_place *place = &net->places[imm & 0xffff];
-	struct kvp_vb_tail tail;
-	size_t bytes;
-
-	if ((imm & 0xffff) >= net->n_places || place->nonce != imm >> 16 ||
-	    wc->byte_len <= sizeof(tail) || wc->byte_len > place->bytes + sizeof(tail)) {
-		net->stats.dropped++;
-		return;
-	}
-	bytes = wc->byte_len - sizeof(tail);
-	memcpy(&tail, place->base + bytes, sizeof(tail));
-	if (tail.magic != TAIL_MAGIC || tail.bytes != bytes || tail.hdr_bytes == 0 ||
-	    tail.hdr_bytes > sizeof(tail.hdr)) {
-		net->stats.dropped++;
-		return;
-	}
-	deliver(net, tail.hdr, tail.hdr_bytes, place->base, bytes);
-}
-
-static void on_frame(struct kvp_net_ep *ep, const uint8_t *buffer, uint32_t bytes)
-{
-	struct kvp_net *net = ep->net;
-	struct kvp_vb_frame frame;
-
-	if (bytes < sizeof(frame)) {
-		net->stats.dropped++;
-		return;
-	}
-	memcpy(&frame, buffer, sizeof(frame));
-	if (frame.kind == KVP_VB_CREDIT && !ep->passive) {
-		if (frame.credits <= KVP_VB_CREDITS_MAX - ep->credits)
-			ep->credits += frame.credits;
-		return;
-	}
-	if (!ep->passive || frame.hdr_bytes == 0 || frame.hdr_bytes > KVP_NET_HDR_MAX ||
-	    frame.hdr_bytes != bytes - sizeof(frame)) {
-		net->stats.dropped++;
-		return;
-	}
-	if (frame.kind == KVP_VB_MESSAGE)
-		deliver(net, buffer + sizeof(frame), frame.hdr_bytes, NULL, 0);
-	else if (frame.kind == KVP_VB_PUT && frame.bytes > 0)
-		deliver(net, buffer + sizeof(frame), frame.hdr_bytes,
-			(void *)(uintptr_t)frame.place, frame.bytes); /* compared, not followed */
-	else
-		net->stats.dropped++;
-}
-
-void kvp_vb_received(struct kvp_net_ep *ep, const struct ibv_wc *wc)
-{
-	uint32_t idx = (uint32_t)(wc->wr_id & KVP_QP_SEQ_MASK);
-	int r;
-
-	if (idx >= ep->n_recv)
-		return;
-
-	if (!ep->net->closing) {
-		if (wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM)
-			on_whole(ep, wc);
-		else
-			on_frame(ep,
-				 (const uint8_t *)(uintptr_t)ep->rq.base +
-					 (size_t)idx * KVP_VB_BUFFER_BYTES,
-				 wc->byte_len);
-	}
-	r = kvp_rq_give(&ep->rq, idx);
-	if (r < 0) {
-		kvp_vb_conn_fail(ep, r);
-		return;
-	}
-	if (ep->passive)
-		ep->consumed++;
-	kvp_vb_conn_dirty(ep);
+	ep->spread = true;
+	item->payload = put->payload;
+	item->bytes = (uint32_t)put->bytes;
+	item->offset = put->offset;
+	memcpy(&item->key, put->key, sizeof(item->key));
+	item->whole = put->whole && !(item->key.idx & KVP_VB_APART) &&
+		      put->hdr_bytes <= sizeof(((struct kvp_vb_tail *)NULL)->hdr);
+	return post(item);
 }
 
 /* ---- doorbells */
 
-int kvp_vb_credit(struct kvp_net_ep *ep)
+int kvp_vb_credit(struct kvp_vb_conn *conn)
 {
-	const struct kvp_vb_frame frame = { .kind = KVP_VB_CREDIT, .credits = ep->consumed };
-	int r = add_send(ep, &frame, NULL, NULL);
+	const struct kvp_vb_frame frame = {
+		.kind = KVP_VB_CREDIT,
+		.credits = conn->consumed,
+		.seq = (uint32_t)conn->in->next,
+	};
+	int r = add_send(conn, &frame, NULL, NULL);
 
-	if (r == 0)
-		ep->consumed = 0;
-	return r;
+	if (r < 0)
+		return r;
+	conn->consumed = 0;
+	conn->in->told = conn->in->next;
+	return 0;
+}
+
+/* So that the sender runs out of neither. */
+static bool credit_due(const struct kvp_vb_conn *conn)
+{
+	const struct kvp_vb_in *in = conn->in;
+
+	return in && kvp_qp_room(&conn->qp) > 0 &&
+	       (conn->consumed >= conn->n_recv / 4 || in->next - in->told >= in->window / 4);
 }
 
 /* Receives first: a credit must not be there before what it stands for. */
-void kvp_vb_flush(struct kvp_net_ep *ep)
+void kvp_vb_flush(struct kvp_vb_conn *conn)
 {
-	int r = ep->state == KVP_VB_OPEN ? kvp_rq_ring(&ep->rq) : 0;
+	int r = conn->state == KVP_VB_OPEN ? kvp_rq_ring(&conn->rq) : 0;
 
-	if (r == 0 && ep->passive && ep->consumed >= ep->n_recv / 4 && kvp_qp_room(&ep->qp) > 0)
-		r = kvp_vb_credit(ep);
+	if (r == 0 && conn->state == KVP_VB_OPEN && credit_due(conn))
+		r = kvp_vb_credit(conn);
 	if (r == 0)
-		r = kvp_qp_ring(&ep->qp);
+		r = kvp_qp_ring(&conn->qp);
 	if (r < 0)
-		kvp_vb_conn_fail(ep, r);
+		kvp_vb_conn_fail(conn, r);
 }

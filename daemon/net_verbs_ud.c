@@ -12,7 +12,7 @@
 
 #define ADDRESS_MAGIC 0x42565641u
 #define DATAGRAM_MAGIC 0x4256564bu
-#define VERSION 1u
+#define VERSION 2u
 #define UD_RECV_BYTES (KVP_VB_GRH_BYTES + KVP_VB_UD_BYTES)
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs are sent as they lie");
@@ -31,62 +31,61 @@ void kvp_vb_address_seal(struct kvp_vb_address *address)
 	address->hash = address_hash(address);
 }
 
-int kvp_vb_address_check(const struct kvp_net *net, const void *addr, size_t addr_bytes,
-			 struct kvp_vb_address *out)
+int kvp_vb_address_check(const void *addr, size_t addr_bytes, struct kvp_vb_address *out)
 {
 	if (!addr || addr_bytes != sizeof(*out))
 		return -EPROTO;
 
 	memcpy(out, addr, sizeof(*out));
 	if (out->magic != ADDRESS_MAGIC || out->version != VERSION ||
-	    out->hash != address_hash(out))
+	    out->hash != address_hash(out) || out->n_ends == 0 || out->n_ends > KVP_VB_RAILS)
 		return -EPROTO;
-	if (out->ethernet != net->nic.ethernet)
-		return -EHOSTUNREACH;
 	return 0;
 }
 
-struct ibv_ah_attr kvp_vb_way(const struct kvp_net *net, const uint8_t *gid, uint16_t lid)
+struct ibv_ah_attr kvp_vb_way(const struct kvp_vb_rail *rail, const struct kvp_vb_end *to)
 {
+	const struct kvp_net_verbs_config *config = &rail->net->config;
 	struct ibv_ah_attr attr = {
 		.is_global = 1,
-		.dlid = lid,
-		.sl = net->config.service_level,
-		.port_num = net->nic.port,
+		.dlid = to->lid,
+		.sl = config->service_level,
+		.port_num = rail->nic.port,
 		.grh = {
-			.sgid_index = (uint8_t)net->nic.gid_index,
+			.sgid_index = (uint8_t)rail->nic.gid_index,
 			.hop_limit = 64,
-			.traffic_class = net->config.traffic_class,
+			.traffic_class = config->traffic_class,
 		},
 	};
 
-	memcpy(attr.grh.dgid.raw, gid, sizeof(attr.grh.dgid.raw));
+	memcpy(attr.grh.dgid.raw, to->gid, sizeof(attr.grh.dgid.raw));
 	return attr;
 }
 
 /* ---- sending */
 
-int kvp_vb_ud_ah(struct kvp_net_ep *ep)
+int kvp_vb_ud_ah(struct kvp_vb_conn *conn)
 {
-	struct ibv_ah_attr attr = kvp_vb_way(ep->net, ep->peer.gid, ep->peer.lid);
+	struct ibv_ah_attr attr = kvp_vb_way(conn->rail, &conn->to);
 
-	ep->ah = ibv_create_ah(ep->net->pd, &attr);
-	return ep->ah ? 0 : -errno;
+	conn->ah = ibv_create_ah(conn->rail->pd, &attr);
+	return conn->ah ? 0 : -errno;
 }
 
 /* Posts at once: an address handle must not be destroyed before. */
-static void send_to(struct kvp_net *net, struct ibv_ah *ah, const struct kvp_vb_address *to,
+static void send_to(struct kvp_vb_rail *rail, struct ibv_ah *ah, const struct kvp_vb_end *to,
 		    struct kvp_vb_datagram *datagram)
 {
-	uint64_t seq = net->ud_qp.posted + 1;
-	uint8_t *buffer = net->ud_memory + seq % KVP_VB_UD_DEPTH * KVP_VB_UD_BYTES;
+	struct kvp_net *net = rail->net;
+	uint64_t seq = rail->ud_qp.posted + 1;
+	uint8_t *buffer = rail->ud_memory + seq % KVP_VB_UD_DEPTH * KVP_VB_UD_BYTES;
 	struct ibv_sge sge = {
 		.addr = (uintptr_t)buffer,
 		.length = sizeof(*datagram),
-		.lkey = net->ud_mr->lkey,
+		.lkey = rail->ud_mr->lkey,
 	};
 	struct ibv_send_wr wr = {
-		.wr_id = net->ud_qp.tag | (seq & KVP_QP_SEQ_MASK),
+		.wr_id = rail->ud_qp.tag | (seq & KVP_QP_SEQ_MASK),
 		.sg_list = &sge,
 		.num_sge = 1,
 		.opcode = IBV_WR_SEND,
@@ -95,150 +94,168 @@ static void send_to(struct kvp_net *net, struct ibv_ah *ah, const struct kvp_vb_
 	};
 	struct ibv_send_wr *bad;
 
-	if (!ah || kvp_qp_room(&net->ud_qp) == 0)
+	if (!ah || kvp_qp_room(&rail->ud_qp) == 0)
 		return; /* whoever needs it repeats it */
 
 	datagram->magic = DATAGRAM_MAGIC;
 	datagram->version = VERSION;
-	datagram->mtu = (uint8_t)net->nic.mtu;
-	datagram->ethernet = net->nic.ethernet;
-	datagram->lid = net->nic.lid;
-	datagram->ud_qpn = net->address.qpn;
-	datagram->ud_qkey = net->address.qkey;
-	memcpy(datagram->to, to->id, sizeof(datagram->to));
+	datagram->mtu = (uint8_t)rail->nic.mtu;
+	datagram->end = net->address.ends[rail->idx];
 	memcpy(datagram->from, net->address.id, sizeof(datagram->from));
-	memcpy(datagram->gid, net->nic.gid.raw, sizeof(datagram->gid));
 	memcpy(buffer, datagram, sizeof(*datagram));
-	if (ibv_post_send(net->ud, &wr, &bad) == 0)
-		net->ud_qp.posted++;
+	if (ibv_post_send(rail->ud, &wr, &bad) == 0)
+		rail->ud_qp.posted++;
 }
 
-void kvp_vb_ud_send(struct kvp_net_ep *ep, enum kvp_vb_ud_type type)
+void kvp_vb_ud_send(struct kvp_vb_conn *conn, enum kvp_vb_ud_type type)
 {
 	struct kvp_vb_datagram datagram = {
 		.type = (uint8_t)type,
-		.conn = ep->passive ? ep->peer_conn : ep->tag,
-		.qpn = ep->ibv ? ep->ibv->qp_num : 0,
-		.psn = ep->psn,
-		.receives = ep->passive ? ep->n_recv : 0,
+		.conn = conn->in ? conn->peer_conn : conn->tag,
+		.ep = conn->in ? conn->in->ep : conn->ep->id,
+		.qpn = conn->ibv->qp_num,
+		.psn = conn->psn,
 	};
 
-	send_to(ep->net, ep->ah, &ep->peer, &datagram);
+	if (conn->in) {
+		datagram.receives = conn->n_recv;
+		memcpy(datagram.to, conn->in->id, sizeof(datagram.to));
+	} else {
+		datagram.fresh = !conn->ep->joined;
+		datagram.window = conn->ep->window;
+		memcpy(datagram.to, conn->ep->peer.id, sizeof(datagram.to));
+	}
+	send_to(conn->rail, conn->ah, &conn->to, &datagram);
 }
 
 /* ---- receiving */
 
-static struct kvp_net_ep *passive_find(struct kvp_net *net, const struct kvp_vb_datagram *datagram)
+static struct kvp_vb_conn *conn_of(struct kvp_vb_in *in, uint32_t number)
 {
-	struct kvp_net_ep *ep;
+	struct kvp_vb_conn *conn;
 
-	TAILQ_FOREACH (ep, &net->passive, link) {
-		if (ep->peer_conn == datagram->conn &&
-		    memcmp(ep->peer.id, datagram->from, sizeof(datagram->from)) == 0)
-			return ep;
+	TAILQ_FOREACH (conn, &in->net->all, link) {
+		if (conn->in == in && conn->peer_conn == number)
+			return conn;
 	}
 	return NULL;
 }
 
-static void peer_of(const struct kvp_vb_datagram *datagram, struct kvp_vb_address *peer)
-{
-	*peer = (struct kvp_vb_address){
-		.lid = datagram->lid,
-		.qpn = datagram->ud_qpn,
-		.qkey = datagram->ud_qkey,
-		.ethernet = datagram->ethernet,
-	};
-	memcpy(peer->gid, datagram->gid, sizeof(peer->gid));
-	memcpy(peer->id, datagram->from, sizeof(peer->id));
-}
-
-static void reject(struct kvp_net *net, const struct kvp_vb_datagram *request, int status)
+static void reject(struct kvp_vb_rail *rail, const struct kvp_vb_datagram *request, int status)
 {
 	struct kvp_vb_datagram datagram = {
 		.type = KVP_VB_REJECT,
 		.conn = request->conn,
-		.status = (uint16_t)-status,
+		.ep = request->ep,
+		.status = (uint32_t)-status,
 	};
-	struct ibv_ah_attr attr = kvp_vb_way(net, request->gid, request->lid);
-	struct kvp_vb_address peer;
+	struct ibv_ah_attr attr = kvp_vb_way(rail, &request->end);
 
-	net->rejects++;
-	if (net->reject_ah)
-		(void)ibv_destroy_ah(net->reject_ah);
-	net->reject_ah = ibv_create_ah(net->pd, &attr);
-	peer_of(request, &peer);
-	send_to(net, net->reject_ah, &peer, &datagram);
+	rail->net->rejects++;
+	if (rail->reject_ah)
+		(void)ibv_destroy_ah(rail->reject_ah);
+	rail->reject_ah = ibv_create_ah(rail->pd, &attr);
+	memcpy(datagram.to, request->from, sizeof(datagram.to));
+	send_to(rail, rail->reject_ah, &request->end, &datagram);
 }
 
-static int accept_request(struct kvp_net *net, const struct kvp_vb_datagram *request,
-			  struct kvp_net_ep **out)
+static int accept_conn(struct kvp_vb_rail *rail, struct kvp_vb_in *in,
+		       const struct kvp_vb_datagram *request)
 {
-	struct kvp_net_ep *ep;
-	int r = kvp_vb_conn_create(net, true, &ep);
+	struct kvp_vb_conn *conn;
+	int r = kvp_vb_conn_create(rail, NULL, in, &conn);
 
 	if (r < 0)
 		return r;
 
-	peer_of(request, &ep->peer);
-	ep->peer_conn = request->conn;
-	r = kvp_vb_ud_ah(ep);
+	conn->to = request->end;
+	conn->peer_conn = request->conn;
+	r = kvp_vb_ud_ah(conn);
 	if (r == 0)
-		r = kvp_vb_conn_up(ep, request);
+		r = kvp_vb_conn_up(conn, request);
 	if (r < 0) {
-		kvp_vb_conn_destroy(ep);
+		kvp_vb_conn_destroy(conn);
 		return r;
 	}
-	ep->credits = KVP_VB_BACK_DEPTH;
-	*out = ep;
+	kvp_vb_ud_send(conn, KVP_VB_REPLY);
 	return 0;
 }
 
-static void on_request(struct kvp_net *net, const struct kvp_vb_datagram *request)
+/* An endpoint that has sent something was known here, or what it sent is lost. */
+static int accept_request(struct kvp_vb_rail *rail, struct kvp_vb_in *in,
+			  const struct kvp_vb_datagram *request)
 {
-	struct kvp_net_ep *ep = passive_find(net, request);
-	int r = 0;
+	bool new = !in;
+	int r;
 
-	if (request->ethernet != net->nic.ethernet)
-		r = -EHOSTUNREACH;
-	else if (!ep)
-		r = accept_request(net, request, &ep);
+	if (request->end.ethernet != rail->nic.ethernet)
+		return -EHOSTUNREACH;
+	if (new && !request->fresh)
+		return -ECONNRESET;
+	if (new) {
+		r = kvp_vb_in_create(rail->net, request, &in);
+		if (r < 0)
+			return r;
+	}
+	r = accept_conn(rail, in, request);
+	if (r < 0 && new)
+		kvp_vb_in_destroy(in);
+	return r;
+}
+
+static void on_request(struct kvp_vb_rail *rail, const struct kvp_vb_datagram *request)
+{
+	struct kvp_vb_in *in = kvp_vb_in_find(rail->net, request->from, request->ep);
+	struct kvp_vb_conn *conn = in ? conn_of(in, request->conn) : NULL;
+	int r;
+
+	if (conn) {
+		if (conn->state == KVP_VB_OPEN)
+			kvp_vb_ud_send(conn, KVP_VB_REPLY); /* again: the last was lost */
+		return;
+	}
+	r = accept_request(rail, in, request);
 	if (r < 0)
-		reject(net, request, r);
-	else if (ep->state == KVP_VB_OPEN)
-		kvp_vb_ud_send(ep, KVP_VB_REPLY); /* the first, or again: the last was lost */
+		reject(rail, request, r);
 }
 
 static void on_reply(struct kvp_net *net, const struct kvp_vb_datagram *reply)
 {
-	struct kvp_net_ep *ep = kvp_vb_conn_find(net, reply->conn);
+	struct kvp_vb_conn *conn = kvp_vb_conn_find(net, reply->conn);
 	int r;
 
-	if (!ep || ep->passive || ep->state != KVP_VB_CONNECTING ||
-	    memcmp(ep->peer.id, reply->from, sizeof(reply->from)) != 0)
+	if (!conn || !conn->ep || conn->state != KVP_VB_CONNECTING ||
+	    memcmp(conn->ep->peer.id, reply->from, sizeof(reply->from)) != 0)
 		return;
 
 	if (reply->type == KVP_VB_REJECT) {
-		kvp_vb_conn_fail(ep, reply->status ? -(int)reply->status : -ECONNREFUSED);
+		r = reply->status > 0 && reply->status < 4096 ? -(int)reply->status : -ECONNREFUSED;
+		if (conn->ep->joined && conn->ep->status == 0)
+			conn->ep->status = r; /* no rail will do */
+		kvp_vb_conn_fail(conn, r);
 		return;
 	}
-	r = kvp_vb_conn_up(ep, reply);
+	r = kvp_vb_conn_up(conn, reply);
 	if (r < 0) {
-		kvp_vb_conn_fail(ep, r);
+		kvp_vb_conn_fail(conn, r);
 		return;
 	}
-	ep->credits = KVP_MIN(reply->receives, KVP_VB_CREDITS_MAX);
+	conn->credits = KVP_MIN(reply->receives, KVP_VB_CREDITS_MAX);
+	kvp_vb_ep_up(conn);
 }
 
 static void on_bye(struct kvp_net *net, const struct kvp_vb_datagram *bye)
 {
-	struct kvp_net_ep *ep = passive_find(net, bye);
+	struct kvp_vb_in *in = kvp_vb_in_find(net, bye->from, bye->ep);
+	struct kvp_vb_conn *conn = in ? conn_of(in, bye->conn) : NULL;
 
-	if (ep)
-		kvp_vb_conn_destroy(ep);
+	if (conn)
+		kvp_vb_conn_end(conn);
 }
 
-static void on_datagram(struct kvp_net *net, const void *data, size_t bytes)
+static void on_datagram(struct kvp_vb_rail *rail, const void *data, size_t bytes)
 {
+	struct kvp_net *net = rail->net;
 	struct kvp_vb_datagram datagram;
 
 	if (bytes != sizeof(datagram))
@@ -251,7 +268,7 @@ static void on_datagram(struct kvp_net *net, const void *data, size_t bytes)
 
 	switch (datagram.type) {
 	case KVP_VB_REQUEST:
-		on_request(net, &datagram);
+		on_request(rail, &datagram);
 		break;
 	case KVP_VB_REPLY:
 	case KVP_VB_REJECT:
@@ -272,128 +289,131 @@ static void nobody(void *arg, void *user, int status)
 	(void)status;
 }
 
-void kvp_vb_ud_complete(struct kvp_net *net, const struct ibv_wc *wc)
+void kvp_vb_ud_complete(struct kvp_vb_rail *rail, const struct ibv_wc *wc)
 {
 	uint32_t idx = (uint32_t)(wc->wr_id & KVP_QP_SEQ_MASK);
 
 	if (!kvp_qp_wr_is_recv(wc->wr_id)) {
-		(void)kvp_qp_complete(&net->ud_qp, wc, nobody, NULL); /* lost ones are repeated */
+		(void)kvp_qp_complete(&rail->ud_qp, wc, nobody, NULL); /* lost ones are repeated */
 		return;
 	}
 	if (idx >= KVP_VB_UD_DEPTH || wc->status != IBV_WC_SUCCESS)
 		return;
 	if (wc->byte_len >= KVP_VB_GRH_BYTES)
-		on_datagram(net,
-			    (const uint8_t *)(uintptr_t)net->ud_rq.base + idx * UD_RECV_BYTES +
+		on_datagram(rail,
+			    (const uint8_t *)(uintptr_t)rail->ud_rq.base + idx * UD_RECV_BYTES +
 				    KVP_VB_GRH_BYTES,
 			    wc->byte_len - KVP_VB_GRH_BYTES);
-	(void)kvp_rq_give(&net->ud_rq, idx); /* a lost queue pair shows when something is sent */
+	(void)kvp_rq_give(&rail->ud_rq, idx); /* a lost queue pair shows when something is sent */
 }
 
-static int ud_up(struct kvp_net *net)
+static int ud_up(struct kvp_vb_rail *rail)
 {
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_INIT,
-		.pkey_index = net->config.pkey_index,
-		.port_num = net->nic.port,
-		.qkey = net->address.qkey,
+		.pkey_index = rail->net->config.pkey_index,
+		.port_num = rail->nic.port,
+		.qkey = rail->net->address.ends[rail->idx].qkey,
 	};
-	int r = ibv_modify_qp(net->ud, &attr,
+	int r = ibv_modify_qp(rail->ud, &attr,
 			      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
 
 	attr.qp_state = IBV_QPS_RTR;
 	if (r == 0)
-		r = ibv_modify_qp(net->ud, &attr, IBV_QP_STATE);
+		r = ibv_modify_qp(rail->ud, &attr, IBV_QP_STATE);
 	attr.qp_state = IBV_QPS_RTS;
 	attr.sq_psn = 0;
 	if (r == 0)
-		r = ibv_modify_qp(net->ud, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN);
+		r = ibv_modify_qp(rail->ud, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN);
 	return -r;
 }
 
-static int ud_receives(struct kvp_net *net)
+static int ud_receives(struct kvp_vb_rail *rail)
 {
 	int r = 0;
 
-	kvp_rq_init(&net->ud_rq, net->ud, 0, net->ud_mr,
-		    net->ud_memory + KVP_VB_UD_DEPTH * KVP_VB_UD_BYTES, UD_RECV_BYTES);
+	kvp_rq_init(&rail->ud_rq, rail->ud, 0, rail->ud_mr,
+		    rail->ud_memory + KVP_VB_UD_DEPTH * KVP_VB_UD_BYTES, UD_RECV_BYTES);
 	for (uint32_t i = 0; r == 0 && i < KVP_VB_UD_DEPTH; i++)
-		r = kvp_rq_give(&net->ud_rq, i);
-	return r == 0 ? kvp_rq_ring(&net->ud_rq) : r;
+		r = kvp_rq_give(&rail->ud_rq, i);
+	return r == 0 ? kvp_rq_ring(&rail->ud_rq) : r;
 }
 
 /* A datagram that could not leave, as while the link is down, stops the queue pair for good. Its
  * number is known to peers, so it is the same one that comes back. */
-static void ud_revive(struct kvp_net *net)
+static void ud_revive(struct kvp_vb_rail *rail)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RESET };
 
-	if (net->ud_qp.state != KVP_QP_DRAINED || net->dead || net->port_down)
+	if (rail->ud_qp.state != KVP_QP_DRAINED || !kvp_vb_rail_up(rail))
 		return;
-	if (ibv_modify_qp(net->ud, &attr, IBV_QP_STATE) != 0 || ud_up(net) < 0 ||
-	    ud_receives(net) < 0)
+	if (ibv_modify_qp(rail->ud, &attr, IBV_QP_STATE) != 0 || ud_up(rail) < 0 ||
+	    ud_receives(rail) < 0)
 		return; /* the next tick tries again */
-	net->ud_qp.state = KVP_QP_OPEN;
+	rail->ud_qp.state = KVP_QP_OPEN;
 }
 
 void kvp_vb_ud_tick(struct kvp_net *net)
 {
-	struct kvp_net_ep *ep;
+	struct kvp_vb_conn *conn;
 
-	ud_revive(net);
-	TAILQ_FOREACH (ep, &net->eps, link) {
-		if (ep->state != KVP_VB_CONNECTING)
+	for (unsigned i = 0; i < net->n_rails; i++)
+		ud_revive(&net->rails[i]);
+	if (net->n_connecting == 0)
+		return;
+	TAILQ_FOREACH (conn, &net->all, link) {
+		if (conn->state != KVP_VB_CONNECTING)
 			continue;
-		if (net->now_ns - ep->since_ns > KVP_VB_CONNECT_NS) {
-			kvp_vb_conn_fail(ep, -ETIMEDOUT);
-		} else if (net->now_ns >= ep->repeat_ns) {
-			kvp_vb_ud_send(ep, KVP_VB_REQUEST);
-			ep->repeat_ns = net->now_ns + KVP_VB_REPEAT_NS;
+		if (net->now_ns - conn->since_ns > KVP_VB_CONNECT_NS) {
+			kvp_vb_conn_fail(conn, -ETIMEDOUT);
+		} else if (net->now_ns >= conn->repeat_ns) {
+			kvp_vb_ud_send(conn, KVP_VB_REQUEST);
+			conn->repeat_ns = net->now_ns + KVP_VB_REPEAT_NS;
 		}
 	}
 }
 
 /* ---- life */
 
-int kvp_vb_ud_init(struct kvp_net *net)
+int kvp_vb_ud_init(struct kvp_vb_rail *rail)
 {
 	struct ibv_qp_init_attr init = {
-		.send_cq = net->cq,
-		.recv_cq = net->cq,
+		.send_cq = rail->cq,
+		.recv_cq = rail->cq,
 		.cap = { KVP_VB_UD_DEPTH + 1, KVP_VB_UD_DEPTH, 1, 1, 0 },
 		.qp_type = IBV_QPT_UD,
 	};
 	size_t bytes = KVP_VB_UD_DEPTH * (KVP_VB_UD_BYTES + UD_RECV_BYTES);
 	int r;
 
-	net->ud_memory = calloc(1, bytes);
-	if (!net->ud_memory)
+	rail->ud_memory = calloc(1, bytes);
+	if (!rail->ud_memory)
 		return -ENOMEM;
-	net->ud_mr = ibv_reg_mr(net->pd, net->ud_memory, bytes, IBV_ACCESS_LOCAL_WRITE);
-	if (!net->ud_mr)
+	rail->ud_mr = ibv_reg_mr(rail->pd, rail->ud_memory, bytes, IBV_ACCESS_LOCAL_WRITE);
+	if (!rail->ud_mr)
 		return -errno;
-	net->ud = ibv_create_qp(net->pd, &init);
-	if (!net->ud)
+	rail->ud = ibv_create_qp(rail->pd, &init);
+	if (!rail->ud)
 		return -errno;
-	r = kvp_qp_init(&net->ud_qp, net->ud, KVP_VB_UD_DEPTH, 0);
+	r = kvp_qp_init(&rail->ud_qp, rail->ud, KVP_VB_UD_DEPTH, 0);
 	if (r == 0)
-		r = ud_up(net);
+		r = ud_up(rail);
 	if (r < 0)
 		return r;
 
-	net->ud_qp.all_signaled = true; /* a marker would need an address */
+	rail->ud_qp.all_signaled = true; /* a marker would need an address */
 
-	return ud_receives(net);
+	return ud_receives(rail);
 }
 
-void kvp_vb_ud_fini(struct kvp_net *net)
+void kvp_vb_ud_fini(struct kvp_vb_rail *rail)
 {
-	if (net->ud)
-		(void)ibv_destroy_qp(net->ud); /* cannot fail: nothing else refers to it */
-	kvp_qp_fini(&net->ud_qp);
-	if (net->reject_ah)
-		(void)ibv_destroy_ah(net->reject_ah);
-	if (net->ud_mr)
-		(void)ibv_dereg_mr(net->ud_mr);
-	free(net->ud_memory);
+	if (rail->ud)
+		(void)ibv_destroy_qp(rail->ud); /* cannot fail: nothing else refers to it */
+	kvp_qp_fini(&rail->ud_qp);
+	if (rail->reject_ah)
+		(void)ibv_destroy_ah(rail->reject_ah);
+	if (rail->ud_mr)
+		(void)ibv_dereg_mr(rail->ud_mr);
+	free(rail->ud_memory);
 }

@@ -86,19 +86,23 @@ static unsigned distance_to(const char *device, const char *near)
 	return kvp_nic_distance(nic_path, near_path);
 }
 
-static bool listed(const char *list, const char *name)
+/* The place of a name in a list, -1: it is not there. `value`: what follows behind a '='. */
+static int place_of(const char *list, const char *name, const char **value)
 {
 	size_t bytes = strlen(name);
 
-	while (list && *list) {
-		size_t n = strcspn(list, ", ");
+	for (int i = 0; list && *list; i++) {
+		size_t n = strcspn(list, "=, ");
 
-		if (n == bytes && strncmp(list, name, n) == 0)
-			return true;
-		list += n;
+		if (n == bytes && strncmp(list, name, n) == 0) {
+			if (value)
+				*value = list[n] == '=' ? list + n + 1 : NULL;
+			return i;
+		}
+		list += strcspn(list, ", ");
 		list += strspn(list, ", ");
 	}
-	return false;
+	return -1;
 }
 
 /* On Ethernet: the GID asked for, or the best. */
@@ -175,13 +179,24 @@ static int look_at_device(struct kvp_nic *nic, struct ibv_context *context,
 	return r;
 }
 
-static void keep_sorted(struct kvp_nic *nics, int *n, const struct kvp_nic *nic)
+/* Nearer, or named before the other. */
+static bool before(const struct kvp_nic *a, const struct kvp_nic *b,
+		   const struct kvp_nic_wish *wish)
+{
+	if (wish->devices[0])
+		return place_of(wish->devices, a->device, NULL) <
+		       place_of(wish->devices, b->device, NULL);
+	return a->distance < b->distance;
+}
+
+static void keep_sorted(struct kvp_nic *nics, int *n, const struct kvp_nic *nic,
+			const struct kvp_nic_wish *wish)
 {
 	int i = *n;
 
 	if (*n == (int)KVP_NIC_MAX)
 		return;
-	for (; i > 0 && nics[i - 1].distance > nic->distance; i--)
+	for (; i > 0 && before(nic, &nics[i - 1], wish); i--)
 		nics[i] = nics[i - 1];
 	nics[i] = *nic;
 	++*n;
@@ -197,7 +212,8 @@ static void look_at(struct ibv_device *device, struct kvp_nic *nics, int *n,
 	size_t used = strlen(err);
 	int r = -ENODEV;
 
-	if (listed(wish->exclude, name) || (wish->device[0] && strcmp(wish->device, name) != 0))
+	if (place_of(wish->exclude, name, NULL) >= 0 ||
+	    (wish->devices[0] && place_of(wish->devices, name, NULL) < 0))
 		return;
 
 	(void)snprintf(nic.device, sizeof(nic.device), "%s", name); /* the kernel's limit is ours */
@@ -212,7 +228,7 @@ static void look_at(struct ibv_device *device, struct kvp_nic *nics, int *n,
 		return;
 	}
 	nic.distance = distance_to(name, wish->near);
-	keep_sorted(nics, n, &nic);
+	keep_sorted(nics, n, &nic, wish);
 }
 
 int kvp_nic_list(struct kvp_nic *nics, const struct kvp_nic_wish *wish, char *err, size_t err_bytes)
@@ -229,33 +245,65 @@ int kvp_nic_list(struct kvp_nic *nics, const struct kvp_nic_wish *wish, char *er
 		ibv_free_device_list(list);
 	if (n == 0 && err[0] == '\0')
 		(void)snprintf(err, err_bytes, "no RDMA device%s%s among %d",
-			       wish->device[0] ? " " : "", wish->device, n_devices);
+			       wish->devices[0] ? " " : "", wish->devices, n_devices);
 	return n;
 }
 
-int kvp_nic_open(struct kvp_nic *nic, struct ibv_context **out, const struct kvp_nic_wish *wish,
-		 char *err, size_t err_bytes)
+static uint8_t rail_number(const struct kvp_nic *nic, const char *rail_of, int otherwise)
 {
-	struct kvp_nic nics[KVP_NIC_MAX];
+	const char *value = NULL;
+
+	(void)place_of(rail_of, nic->device, &value);
+	return value ? (uint8_t)strtoul(value, NULL, 10) : (uint8_t)otherwise; /* checked before */
+}
+
+static void sort_by_number(struct kvp_nic *nics, int n)
+{
+	for (int i = 1; i < n; i++) {
+		struct kvp_nic nic = nics[i];
+		int k = i;
+
+		for (; k > 0 && nics[k - 1].number > nic.number; k--)
+			nics[k] = nics[k - 1];
+		nics[k] = nic;
+	}
+}
+
+int kvp_nic_rails(struct kvp_nic *nics, uint32_t most, const struct kvp_nic_wish *wish, char *err,
+		  size_t err_bytes)
+{
 	int n = kvp_nic_list(nics, wish, err, err_bytes);
-	struct ibv_device **list;
+	bool named = wish->devices[0];
+	int kept = 0;
+
+	for (int i = 0; i < n && kept < (int)most; i++) {
+		bool near = nics[i].distance != UINT_MAX && nics[i].distance == nics[0].distance;
+
+		if ((i > 0 && !named && !near) || nics[i].ethernet != nics[0].ethernet)
+			continue;
+		nics[kept] = nics[i];
+		nics[kept].number = rail_number(&nics[i], wish->rail_of, kept);
+		kept++;
+	}
+	sort_by_number(nics, kept);
+	return kept;
+}
+
+int kvp_nic_open(const struct kvp_nic *nic, struct ibv_context **out, char *err, size_t err_bytes)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
 	struct ibv_context *context = NULL;
 
-	if (n == 0)
-		return -ENODEV;
-
-	list = ibv_get_device_list(NULL);
 	for (size_t i = 0; list && list[i] && !context; i++) {
-		if (strcmp(ibv_get_device_name(list[i]), nics[0].device) == 0)
+		if (strcmp(ibv_get_device_name(list[i]), nic->device) == 0)
 			context = ibv_open_device(list[i]);
 	}
 	if (list)
 		ibv_free_device_list(list);
 	if (!context) {
-		(void)snprintf(err, err_bytes, "%s cannot be opened", nics[0].device);
+		(void)snprintf(err, err_bytes, "%s cannot be opened", nic->device);
 		return -ENODEV;
 	}
-	*nic = nics[0];
 	*out = context;
 	return 0;
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * Choice of an RDMA device, its port and its GID: by configuration, or the usable one that is
+ * Choice of RDMA devices, their ports and GIDs: by configuration, or the usable ones that are
  * nearest to a PCI device. Usable is a port that is active and, on Ethernet, has a RoCE v2 GID that
  * is not link-local.
  */
@@ -16,9 +16,10 @@
 #define KVP_NIC_MAX 16u
 
 struct kvp_nic_wish {
-	const char *device;  /* name, or "" for a choice */
+	const char *devices; /* names separated by commas, or "" for a choice */
 	const char *exclude; /* names separated by commas, or "" */
 	const char *near;    /* PCI address such as "0000:3b:00.0" to be near to, or "" */
+	const char *rail_of; /* numbers of rails: "mlx5_0=0,mlx5_1=1", or "" */
 	uint8_t port;        /* 0: the first that is usable */
 	int gid_index;       /* -1: a choice */
 };
@@ -26,6 +27,7 @@ struct kvp_nic_wish {
 struct kvp_nic {
 	char device[KVP_NIC_NAME_MAX];
 	uint8_t port;
+	uint8_t number; /* of the rail */
 	int gid_index;
 	union ibv_gid gid;
 	uint16_t lid; /* InfiniBand; 0 on Ethernet */
@@ -35,16 +37,25 @@ struct kvp_nic {
 	unsigned distance; /* PCI hops to `near`, UINT_MAX: unknown */
 };
 
-/*
- * Opens the chosen device. On failure `err` says in words what is wrong with which device.
- * Returns 0 and the context, which the caller closes; -ENODEV: nothing usable.
- */
-int kvp_nic_open(struct kvp_nic *nic, struct ibv_context **out, const struct kvp_nic_wish *wish,
-		 char *err, size_t err_bytes);
+/* Opens the device of one that was found; the caller closes the context. 0, or -ENODEV and `err`
+ * has a text. */
+int kvp_nic_open(const struct kvp_nic *nic, struct ibv_context **out, char *err, size_t err_bytes);
 
-/* All usable ones, nearest first, at most KVP_NIC_MAX; returns how many. */
+/*
+ * All usable ones, at most KVP_NIC_MAX: in the order of `devices`, without it the nearest first.
+ * Returns how many; `err` says in words what is wrong with the others, and with none that there is
+ * none.
+ */
 int kvp_nic_list(struct kvp_nic *nics, const struct kvp_nic_wish *wish, char *err,
 		 size_t err_bytes);
+
+/*
+ * Those that one lane uses as rails, with their numbers and in that order, at most `most`: all that
+ * are named; else all that are equally near to the GPU; else one. Unequal kinds of links do not
+ * mix. `nics` has KVP_NIC_MAX elements; returns how many, and 0 with `err` as above.
+ */
+int kvp_nic_rails(struct kvp_nic *nics, uint32_t most, const struct kvp_nic_wish *wish, char *err,
+		  size_t err_bytes);
 
 /* PCI hops between two paths below /sys/devices: what one must climb and descend. */
 unsigned kvp_nic_distance(const char *a, const char *b);

@@ -86,7 +86,7 @@ struct kvp_wire_grant {
 	uint64_t slot_bytes;
 	uint32_t slot;
 	uint32_t mode;   /* enum kvp_wire_mode */
-	uint8_t key[16]; /* how the transport reaches the slot, if it needs to know */
+	uint8_t key[32]; /* how the transport reaches the slot, if it needs to know */
 };
 
 /* The payload follows: the whole piece, or one row of one entry at its place in the piece; rows
@@ -128,7 +128,7 @@ static_assert(offsetof(struct kvp_wire_want, start) == 32, "layout");
 static_assert(offsetof(struct kvp_wire_want, pieces) == 112, "layout");
 static_assert(offsetof(struct kvp_wire_want, segment) == 124, "layout");
 static_assert(offsetof(struct kvp_wire_want, bytes) == 144, "layout");
-static_assert(sizeof(struct kvp_wire_grant) == 56, "layout");
+static_assert(sizeof(struct kvp_wire_grant) == 72, "layout");
 static_assert(sizeof(struct kvp_wire_data) == 40, "layout");
 static_assert(sizeof(struct kvp_wire_landed) == 16, "layout");
 static_assert(sizeof(struct kvp_wire_return) == 24, "layout");

@@ -265,7 +265,7 @@ static void per_megabyte(const char *device)
 	char err[256];
 
 	kvp_net_verbs_defaults(&config);
-	config.device = device;
+	config.devices = device;
 	REQUIRE(vp_open(&a, &config, SLOT, err, sizeof(err)) == 0);
 	REQUIRE(vp_open(&b, &config, SLOT, err, sizeof(err)) == 0);
 	REQUIRE(vp_connect(&a, &b) == 0);
@@ -273,14 +273,15 @@ static void per_megabyte(const char *device)
 	for (int whole = 1; whole >= 0; whole--) {
 		uint64_t got = b.messages;
 
-		requests = a.ep->qp.writes;
-		signaled = a.ep->qp.signaled;
-		bells = a.ep->qp.doorbells;
+		requests = a.ep->paths[0].conn->qp.writes;
+		signaled = a.ep->paths[0].conn->qp.signaled;
+		bells = a.ep->paths[0].conn->qp.doorbells;
 		put_all(&a, &b, whole, &seq);
 		printf("  %-24s %8lu  %9lu  %12lu %8lu\n",
 		       whole ? "landing, one slot" : "rows of 576 bytes, raw",
-		       a.ep->qp.writes - requests, a.ep->qp.doorbells - bells,
-		       a.ep->qp.signaled - signaled, b.messages - got);
+		       a.ep->paths[0].conn->qp.writes - requests,
+		       a.ep->paths[0].conn->qp.doorbells - bells,
+		       a.ep->paths[0].conn->qp.signaled - signaled, b.messages - got);
 	}
 	REQUIRE(a.bad == 0 && b.bad == 0);
 	vp_close(&a);
@@ -291,17 +292,21 @@ int main(int argc, char **argv)
 {
 	static struct bench bench;
 	const struct kvp_nic_wish wish = {
-		.device = argc > 1 ? argv[1] : "",
+		.devices = argc > 1 ? argv[1] : "",
 		.exclude = "",
 		.near = "",
+		.rail_of = "",
 		.gid_index = -1,
 	};
+	struct kvp_nic nics[KVP_NIC_MAX];
 	char err[256];
 
-	if (kvp_nic_open(&bench.nic, &bench.context, &wish, err, sizeof(err)) < 0) {
+	if (kvp_nic_list(nics, &wish, err, sizeof(err)) == 0 ||
+	    kvp_nic_open(&nics[0], &bench.context, err, sizeof(err)) < 0) {
 		printf("no verbs here: %s\n", err);
 		return 77;
 	}
+	bench.nic = nics[0];
 	printf("device %s, %s\n", bench.nic.device,
 	       strncmp(bench.nic.device, "rxe", 3) == 0
 		       ? "soft RoCE: ratios count, speeds say nothing"

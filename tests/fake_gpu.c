@@ -106,6 +106,12 @@ void kvp_gpu_close(struct kvp_gpu *gpu)
 	free(gpu);
 }
 
+void kvp_gpu_pci(const struct kvp_gpu *gpu, char out[KVP_GPU_PCI])
+{
+	(void)gpu;
+	out[0] = '\0';
+}
+
 const char *kvp_gpu_uuid(const struct kvp_gpu *gpu)
 {
 	return gpu->name;

@@ -56,20 +56,26 @@ struct fake_mr {
 struct kvp_fake kvp_fake;
 static struct fake_qp *qps[N_MAX];
 static struct fake_mr *mrs[N_MAX];
-static struct ibv_async_event events[16];
-static unsigned n_events;
-static int async_fd = -1;
-static struct ibv_device device = {
-	.node_type = IBV_NODE_CA,
-	.transport_type = IBV_TRANSPORT_IB,
-	.name = "fake0",
-	.dev_name = "uverbs0",
-	.ibdev_path = "/nonexistent/fake0",
+#define DEVICE(n)                                                                                \
+	{                                                                                        \
+		.node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB, .name = "fake" #n, \
+		.dev_name = "uverbs" #n, .ibdev_path = "/nonexistent/fake" #n,                   \
+	}
+static struct ibv_device devices[KVP_FAKE_DEVICES] = { DEVICE(0), DEVICE(1), DEVICE(2), DEVICE(3) };
+
+/* One that was opened. */
+struct fake_context {
+	struct ibv_context context;
+	struct ibv_async_event events[16];
+	unsigned n_events;
+	LIST_ENTRY(fake_context) link;
 };
+static LIST_HEAD(, fake_context) contexts = LIST_HEAD_INITIALIZER(contexts);
 
 void kvp_fake_reset(void)
 {
 	kvp_fake = (struct kvp_fake){
+		.n_devices = 1,
 		.port_state = IBV_PORT_ACTIVE,
 		.max_cqe = 32767,
 		.n_qps = kvp_fake.n_qps,
@@ -132,13 +138,14 @@ static void lose(struct fake_qp *qp)
 	flush_receives(qp);
 }
 
-static bool may_write(uint32_t rkey, uint64_t addr, uint64_t bytes)
+/* The key must be one of the device that is written through. */
+static bool may_write(const struct ibv_qp *to, uint32_t rkey, uint64_t addr, uint64_t bytes)
 {
 	struct fake_mr *mr = rkey > 0 && rkey <= N_MAX ? mrs[rkey - 1] : NULL;
 	uint64_t base = mr ? (uintptr_t)mr->mr.addr : 0;
 
-	return mr && mr->access & IBV_ACCESS_REMOTE_WRITE && addr >= base &&
-	       bytes <= mr->mr.length && addr - base <= mr->mr.length - bytes;
+	return mr && mr->mr.context == to->context && mr->access & IBV_ACCESS_REMOTE_WRITE &&
+	       addr >= base && bytes <= mr->mr.length && addr - base <= mr->mr.length - bytes;
 }
 
 static void gather(const struct ibv_send_wr *wr, uint8_t *out)
@@ -182,7 +189,8 @@ static enum ibv_wc_status run_write(struct fake_qp *to, const struct ibv_send_wr
 
 	if (imm && !recv)
 		return IBV_WC_RNR_RETRY_EXC_ERR;
-	if (wc.byte_len > 0 && !may_write(wr->wr.rdma.rkey, wr->wr.rdma.remote_addr, wc.byte_len)) {
+	if (wc.byte_len > 0 &&
+	    !may_write(&to->qp, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr, wc.byte_len)) {
 		lose(to);
 		return IBV_WC_REM_ACCESS_ERR;
 	}
@@ -214,18 +222,24 @@ static enum ibv_wc_status run_send(struct fake_qp *to, const struct ibv_send_wr 
 	return IBV_WC_SUCCESS;
 }
 
-static enum ibv_wc_status run(struct fake_qp *qp, struct fake_wr *send)
+static bool cut(const struct ibv_qp *qp)
+{
+	return qp && kvp_fake.cut[qp->context->device - devices];
+}
+
+static enum ibv_wc_status run(struct fake_qp *qp, const struct fake_wr *send)
 {
 	bool datagram = qp->qp.qp_type == IBV_QPT_UD;
 	struct ibv_qp *to = kvp_fake_qp(datagram ? send->wr.wr.ud.remote_qpn : qp->dest);
 
 	if (qp->qp.state == IBV_QPS_ERR)
 		return IBV_WC_WR_FLUSH_ERR;
-	if (send->number == kvp_fake.fail_at)
+	if ((send->number == kvp_fake.fail_at && !kvp_fake.fail_late) ||
+	    (kvp_fake.fail_writes && send->wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM))
 		return kvp_fake.fail_status;
-	if (qp->loose || (datagram && (kvp_fake.drop_datagrams || !to)))
+	if (qp->loose || (datagram && (kvp_fake.drop_datagrams || !to || cut(to) || cut(&qp->qp))))
 		return IBV_WC_SUCCESS;
-	if (!to || to->state == IBV_QPS_ERR || to->state < IBV_QPS_RTR)
+	if (!to || cut(to) || cut(&qp->qp) || to->state == IBV_QPS_ERR || to->state < IBV_QPS_RTR)
 		return IBV_WC_RETRY_EXC_ERR;
 	if (send->wr.opcode == IBV_WR_SEND)
 		return run_send(fake_of(to), &send->wr, qp->qp.qp_num);
@@ -244,6 +258,8 @@ bool kvp_fake_step(struct ibv_qp *ibv)
 	STAILQ_REMOVE_HEAD(&qp->sends, link);
 	wc.wr_id = send->wr.wr_id;
 	wc.status = run(qp, send);
+	if (send->number == kvp_fake.fail_at && wc.status == IBV_WC_SUCCESS)
+		wc.status = kvp_fake.fail_status;
 	if (wc.status != IBV_WC_SUCCESS)
 		lose(qp);
 	if (wc.status != IBV_WC_SUCCESS || send->wr.send_flags & IBV_SEND_SIGNALED)
@@ -327,12 +343,13 @@ static int req_notify(struct ibv_cq *ibv, int solicited_only)
 
 struct ibv_device **ibv_get_device_list(int *n)
 {
-	struct ibv_device **list = calloc(2, sizeof(struct ibv_device *));
+	struct ibv_device **list = calloc(KVP_FAKE_DEVICES + 1, sizeof(struct ibv_device *));
 
 	assert(list);
-	list[0] = &device;
+	for (unsigned i = 0; i < kvp_fake.n_devices; i++)
+		list[i] = &devices[i];
 	if (n)
-		*n = 1;
+		*n = (int)kvp_fake.n_devices;
 	return list;
 }
 
@@ -348,25 +365,29 @@ const char *ibv_get_device_name(struct ibv_device *dev)
 
 struct ibv_context *ibv_open_device(struct ibv_device *dev)
 {
-	struct ibv_context *context = calloc(1, sizeof(*context));
+	struct fake_context *fake = calloc(1, sizeof(*fake));
+	struct ibv_context *context = fake ? &fake->context : NULL;
 
 	assert(context);
-	if (async_fd < 0)
-		async_fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
 	context->device = dev;
-	context->async_fd = async_fd;
+	context->async_fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
 	context->cmd_fd = -1;
 	context->ops.post_send = post_send;
 	context->ops.post_recv = post_recv;
 	context->ops.poll_cq = poll_cq;
 	context->ops.req_notify_cq = req_notify;
+	LIST_INSERT_HEAD(&contexts, fake, link);
 	kvp_fake.n_contexts++;
 	return context;
 }
 
 int ibv_close_device(struct ibv_context *context)
 {
-	free(context);
+	struct fake_context *fake = KVP_CONTAINER_OF(context, struct fake_context, context);
+
+	LIST_REMOVE(fake, link);
+	(void)close(context->async_fd);
+	free(fake);
 	kvp_fake.n_contexts--;
 	return 0;
 }
@@ -405,13 +426,12 @@ int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv
 	return 0;
 }
 
-/* 0: link-local; 1: RoCE v1; 2: RoCE v2 of 10.0.0.1; 3: unused. */
+/* 0: link-local; 1: RoCE v1; 2: RoCE v2 of 10.0.0.1 (10.0.1.1 on fake1, ...); 3: unused. */
 int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t idx,
 		      struct ibv_gid_entry *entry, uint32_t flags, size_t entry_bytes)
 {
 	static const uint8_t v4[16] = { [10] = 0xff, [11] = 0xff, [12] = 10, [15] = 1 };
 
-	(void)context;
 	(void)flags;
 	assert(entry_bytes == sizeof(*entry));
 	if (port != 1 || idx > 2)
@@ -421,6 +441,7 @@ int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t idx,
 	entry->port_num = 1;
 	entry->gid_type = idx == 1 ? IBV_GID_TYPE_ROCE_V1 : IBV_GID_TYPE_ROCE_V2;
 	memcpy(entry->gid.raw, v4, sizeof(v4));
+	entry->gid.raw[14] = (uint8_t)(context->device - devices);
 	if (idx == 0)
 		entry->gid = (union ibv_gid){ .raw = { 0xfe, 0x80, [15] = 1 } };
 	return 0;
@@ -649,14 +670,15 @@ int ibv_destroy_ah(struct ibv_ah *ah)
 
 int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event)
 {
+	struct fake_context *fake = KVP_CONTAINER_OF(context, struct fake_context, context);
 	uint64_t n;
 
-	if (n_events == 0 || read(context->async_fd, &n, sizeof(n)) != sizeof(n)) {
+	if (fake->n_events == 0 || read(context->async_fd, &n, sizeof(n)) != sizeof(n)) {
 		errno = EAGAIN;
 		return -1;
 	}
-	*event = events[0];
-	memmove(events, events + 1, --n_events * sizeof(events[0]));
+	*event = fake->events[0];
+	memmove(fake->events, fake->events + 1, --fake->n_events * sizeof(fake->events[0]));
 	return 0;
 }
 
@@ -667,17 +689,24 @@ void ibv_ack_async_event(struct ibv_async_event *event)
 
 /* ---- for tests */
 
-void kvp_fake_event(enum ibv_event_type type, struct ibv_qp *qp)
+void kvp_fake_event(unsigned dev, enum ibv_event_type type, struct ibv_qp *qp)
 {
-	struct ibv_async_event *event = &events[n_events++];
+	struct fake_context *fake;
 
-	assert(n_events <= KVP_ARRAY_SIZE(events));
-	event->event_type = type;
-	if (qp)
-		event->element.qp = qp;
-	else
-		event->element.port_num = 1;
-	wake(async_fd);
+	LIST_FOREACH(fake, &contexts, link)
+	{
+		struct ibv_async_event *event = &fake->events[fake->n_events];
+
+		if (fake->context.device != &devices[dev])
+			continue;
+		assert(++fake->n_events <= KVP_ARRAY_SIZE(fake->events));
+		event->event_type = type;
+		if (qp)
+			event->element.qp = qp;
+		else
+			event->element.port_num = 1;
+		wake(fake->context.async_fd);
+	}
 }
 
 struct ibv_qp *kvp_fake_qp(uint32_t number)
@@ -690,7 +719,7 @@ void kvp_fake_rig_open(struct kvp_fake_rig *rig, unsigned depth)
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC };
 
 	kvp_fake_reset();
-	rig->context = ibv_open_device(&device);
+	rig->context = ibv_open_device(&devices[0]);
 	rig->pd = ibv_alloc_pd(rig->context);
 	rig->cq = ibv_create_cq(rig->context, (int)depth + 1, NULL, NULL, 0);
 	attr.send_cq = rig->cq;

@@ -2,15 +2,17 @@
 #pragma once
 
 /*
- * A device that exists in this process only: the functions of libibverbs that the daemon calls,
+ * Devices that exist in this process only: the functions of libibverbs that the daemon calls,
  * defined here, so that a program that links this file reaches no card and no kernel. Queue pairs
- * of one device reach each other by number. Work requests run when they are posted, or, while
- * `hold` is on, one by one when the test says so. Not thread-safe.
+ * reach each other by number, also from one device to another. Work requests run when they are
+ * posted, or, while `hold` is on, one by one when the test says so. Not thread-safe.
  */
 
 #include <infiniband/verbs.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+#define KVP_FAKE_DEVICES 4u
 
 struct kvp_fake {
 	bool hold; /* requests wait for kvp_fake_step() */
@@ -18,13 +20,18 @@ struct kvp_fake {
 	 * with `fail_status`; 0: none. */
 	uint64_t fail_at;
 	enum ibv_wc_status fail_status;
+	bool fail_late;   /* it has had its effect, only the sender does not know */
+	bool fail_writes; /* so do all writes with an immediate */
 	/* Posting the request with that number is refused with `refuse_errno`, after those before
 	 * it in the same list were taken; 0: none. */
 	uint64_t refuse_at;
 	int refuse_errno;
-	bool refuse_modify;             /* ibv_modify_qp() fails */
-	int refuse_mr, refuse_dmabuf;   /* registering is refused with that errno; 0: it is not */
-	bool drop_datagrams;            /* UD sends reach nobody */
+	bool refuse_modify;           /* ibv_modify_qp() fails */
+	int refuse_mr, refuse_dmabuf; /* registering is refused with that errno; 0: it is not */
+	bool drop_datagrams;          /* UD sends reach nobody */
+	unsigned n_devices;           /* fake0, fake1, ...: 1 after a reset */
+	/* Nothing leaves the device or comes to it: requests time out, datagrams are lost. */
+	bool cut[KVP_FAKE_DEVICES];
 	enum ibv_port_state port_state; /* as queried */
 	int max_cqe;
 	/* What has happened. */
@@ -51,8 +58,8 @@ struct kvp_fake_rig {
 void kvp_fake_rig_open(struct kvp_fake_rig *rig, unsigned depth);
 void kvp_fake_rig_close(struct kvp_fake_rig *rig);
 
-/* An asynchronous event of the device, for ibv_get_async_event(). `qp` NULL: of port 1. */
-void kvp_fake_event(enum ibv_event_type type, struct ibv_qp *qp);
+/* An asynchronous event of every context of a device. `qp` NULL: of port 1. */
+void kvp_fake_event(unsigned dev, enum ibv_event_type type, struct ibv_qp *qp);
 
 /* The queue pair with that number. */
 struct ibv_qp *kvp_fake_qp(uint32_t number);

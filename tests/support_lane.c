@@ -70,7 +70,7 @@ struct kvp_lane *lt_lane(struct lt *lt, const struct kvp_lane_config *given)
 	/* KVP_TEST_NET=verbs: over RDMA. */
 	if (config.net && getenv("KVP_TEST_NET")) {
 		kvp_net_verbs_defaults(&verbs);
-		verbs.device = "rxe0";
+		verbs.devices = "rxe0";
 		config.net = &kvp_net_verbs;
 		config.verbs = &verbs;
 	}

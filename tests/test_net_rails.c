@@ -1,0 +1,466 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Several rails, and the loss of some, on devices made of nothing. */
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/net_verbs.h"
+#include "daemon/nic.h"
+#include "proto/util.h"
+#include "tests/fake_verbs.h"
+#include "tests/support_verbs.h"
+
+#define SLOT 65536u
+#define HALF (VP_SLOTS / 2)
+
+static const char *const names[] = { "", "fake0", "fake0,fake1", "fake0,fake1,fake2",
+				     "fake0,fake1,fake2,fake3" };
+
+struct pair {
+	struct vp_node a, b;
+	uint64_t seq, puts;
+};
+
+static struct kvp_net_verbs_config config_of(unsigned rails)
+{
+	struct kvp_net_verbs_config config;
+
+	kvp_net_verbs_defaults(&config);
+	config.devices = names[rails];
+	config.depth = 32;
+	return config;
+}
+
+static void open_nodes(struct pair *pair, const struct kvp_net_verbs_config *a,
+		       const struct kvp_net_verbs_config *b)
+{
+	char err[256] = "";
+
+	kvp_fake_reset();
+	kvp_fake.n_devices = KVP_FAKE_DEVICES;
+	pair->seq = pair->puts = 0;
+	cr_assert_eq(vp_open(&pair->a, a, SLOT, err, sizeof(err)), 0, "%s", err);
+	cr_assert_eq(vp_open(&pair->b, b, SLOT, err, sizeof(err)), 0, "%s", err);
+}
+
+static void open_pair(struct pair *pair, unsigned rails_a, unsigned rails_b)
+{
+	const struct kvp_net_verbs_config a = config_of(rails_a), b = config_of(rails_b);
+
+	open_nodes(pair, &a, &b);
+	cr_assert_eq(vp_connect(&pair->a, &pair->b), 0);
+	cr_assert_eq(vp_connect(&pair->b, &pair->a), 0);
+}
+
+static void close_pair(struct pair *pair)
+{
+	cr_assert_eq(pair->a.bad, 0);
+	cr_assert_eq(pair->b.bad, 0);
+	vp_close(&pair->a);
+	vp_close(&pair->b);
+	cr_assert_eq(kvp_fake.n_qps, 0);
+	cr_assert_eq(kvp_fake.n_mrs, 0);
+	cr_assert_eq(kvp_fake.n_ahs, 0);
+	cr_assert_eq(kvp_fake.n_contexts, 0);
+}
+
+/* Payloads, whole and in parts, each followed by a message. A slot is used again only when the
+ * transport and the receiver are done with it. */
+static void pump(struct pair *pair, unsigned n)
+{
+	struct vp_node *a = &pair->a, *b = &pair->b;
+
+	for (unsigned i = 0; i < n; i++) {
+		uint32_t slot = (uint32_t)(pair->puts % VP_SLOTS);
+		size_t bytes = 1 + (size_t)pair->puts * 211 % SLOT;
+		uint32_t offset = pair->puts % 3 == 2 ? (uint32_t)(SLOT - bytes) / 2 : 0;
+		uint64_t done = pair->puts > HALF ? pair->puts - HALF : 0;
+		unsigned tries = 0;
+
+		cr_assert(vp_turn(a, b, &a->told, done, 5000) &&
+			  vp_turn(a, b, &b->data, done, 5000));
+		while (vp_put(a, b, pair->seq, slot, offset, bytes, offset == 0) == -EAGAIN) {
+			cr_assert_lt(++tries, 8000);
+			vp_idle(a, b, 1);
+		}
+		pair->puts++;
+		pair->seq++;
+		while (vp_send(a, pair->seq) == -EAGAIN) {
+			cr_assert_lt(++tries, 8000);
+			vp_idle(a, b, 1);
+		}
+		pair->seq++;
+	}
+}
+
+static void expect_all(struct pair *pair)
+{
+	struct vp_node *a = &pair->a, *b = &pair->b;
+
+	cr_assert(vp_turn(a, b, &b->messages, pair->seq, 8000), "%lu of %lu", b->messages,
+		  pair->seq);
+	cr_assert(vp_turn(a, b, &a->sent_ok, pair->puts, 8000), "%lu of %lu", a->sent_ok,
+		  pair->puts);
+	cr_assert_eq(b->messages, pair->seq, "none twice");
+	cr_assert_eq(b->data, pair->puts);
+	cr_assert_eq(a->sent_bad, 0);
+	cr_assert_eq(a->failed + b->failed, 0);
+	cr_assert_eq(a->bad + b->bad, 0);
+}
+
+static unsigned conns_of(const struct vp_node *node)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < node->ep->n_paths; i++) {
+		const struct kvp_vb_conn *conn = node->ep->paths[i].conn;
+
+		n += conn && conn->state == KVP_VB_OPEN;
+	}
+	return n;
+}
+
+static uint64_t resent(const struct vp_node *node)
+{
+	uint64_t n = 0;
+
+	for (unsigned i = 0; i < node->net->n_rails; i++)
+		n += node->net->rails[i].resent;
+	return n;
+}
+
+Test(net_rails, any_number_to_any_number)
+{
+	static const unsigned counts[] = { 1, 2, 4 };
+
+	for (unsigned i = 0; i < 3; i++) {
+		for (unsigned k = 0; k < 3; k++) {
+			struct pair pair;
+
+			open_pair(&pair, counts[i], counts[k]);
+			pump(&pair, 20);
+			vp_idle(&pair.a, &pair.b, 20); /* now all rails are there */
+			pump(&pair, 100);
+			expect_all(&pair);
+			cr_assert_eq(conns_of(&pair.a), KVP_MAX(counts[i], counts[k]));
+			cr_assert_eq(conns_of(&pair.b), 1, "it has no payloads");
+			for (unsigned r = 0; r < counts[i]; r++)
+				cr_assert_gt(pair.a.net->rails[r].bytes, 100000, "rail %u", r);
+			close_pair(&pair);
+		}
+	}
+}
+
+Test(net_rails, all_are_described)
+{
+	struct pair pair;
+
+	open_pair(&pair, 2, 1);
+	cr_assert_str_eq(kvp_net_verbs.describe(pair.a.net),
+			 "verbs fake0:1 gid 2 10.0.0.1 mtu 4096, fake1:1 gid 2 10.0.1.1 mtu 4096");
+	close_pair(&pair);
+}
+
+/* What comes over a slow rail is waited for; what came over the other in the meantime is not
+ * delivered before it. */
+Test(net_rails, order_holds_across_rails)
+{
+	struct pair pair;
+	uint64_t seq;
+
+	open_pair(&pair, 2, 2);
+	pump(&pair, 4);
+	vp_idle(&pair.a, &pair.b, 20);
+	expect_all(&pair);
+	cr_assert_eq(conns_of(&pair.a), 2);
+
+	kvp_fake.hold = true;
+	seq = pair.seq;
+	for (uint64_t i = 0; i < 8; i++)
+		cr_assert_eq(vp_put(&pair.a, &pair.b, pair.seq++, (uint32_t)i, 0, 100, true), 0);
+	pair.puts += 8;
+	(void)kvp_net_verbs.progress(pair.a.net);
+	while (kvp_fake_step(pair.a.ep->paths[1].conn->ibv))
+		;
+	(void)kvp_net_verbs.progress(pair.b.net);
+	cr_assert_leq(pair.b.messages, seq + 1);
+	while (kvp_fake_step(pair.a.ep->paths[0].conn->ibv))
+		;
+	kvp_fake.hold = false;
+	expect_all(&pair);
+	close_pair(&pair);
+}
+
+/* The n-th request fails, having arrived or not; the flush behind it takes others with it. Nothing
+ * is lost, nothing comes twice, nothing that arrived is written again. */
+static void failure_at(uint64_t n, bool late, unsigned rails)
+{
+	struct pair pair;
+
+	open_pair(&pair, rails, rails);
+	pump(&pair, 4);
+	vp_idle(&pair.a, &pair.b, 2);
+	kvp_fake.fail_at = kvp_fake.n_posted + n;
+	kvp_fake.fail_status = IBV_WC_RETRY_EXC_ERR;
+	kvp_fake.fail_late = late;
+	pump(&pair, 24);
+	expect_all(&pair);
+	vp_idle(&pair.a, &pair.b, 2);
+	cr_assert_eq(pair.a.net->n_trouble, 0);
+	close_pair(&pair);
+}
+
+Test(net_rails, failure_at_every_request)
+{
+	for (uint64_t n = 1; n <= 60; n++) {
+		failure_at(n, false, 2);
+		failure_at(n, true, 2);
+	}
+}
+
+Test(net_rails, failure_with_four_rails)
+{
+	for (uint64_t n = 1; n <= 60; n += 7)
+		failure_at(n, n % 2, 4);
+}
+
+/* Held requests of a lost connection never ran: all of them go again, in their order. */
+Test(net_rails, what_the_card_still_had_goes_again)
+{
+	struct pair pair;
+
+	open_pair(&pair, 2, 2);
+	pump(&pair, 4);
+	vp_idle(&pair.a, &pair.b, 20);
+	expect_all(&pair);
+	kvp_fake.hold = true;
+	for (uint64_t i = 0; i < 8; i++)
+		cr_assert_eq(vp_put(&pair.a, &pair.b, pair.seq++, (uint32_t)i, 0, 100, true), 0);
+	pair.puts += 8;
+	(void)kvp_net_verbs.progress(pair.a.net);
+	kvp_fake.hold = false;
+	kvp_fake_event(0, IBV_EVENT_PORT_ERR, NULL);
+	while (kvp_fake_step(pair.a.ep->paths[1].conn->ibv))
+		;
+	expect_all(&pair);
+	cr_assert_eq(resent(&pair.a), 4);
+	pump(&pair, 24);
+	expect_all(&pair);
+	close_pair(&pair);
+}
+
+/* One end's rail goes silent, without an event. */
+Test(net_rails, a_cut_rail_is_left_and_taken_again)
+{
+	struct pair pair;
+	uint64_t bytes;
+
+	open_pair(&pair, 2, 2);
+	pump(&pair, 20);
+	vp_idle(&pair.a, &pair.b, 20);
+	kvp_fake.cut[1] = true;
+	pump(&pair, 60);
+	expect_all(&pair);
+	cr_assert_eq(conns_of(&pair.a), 1);
+	bytes = pair.a.net->rails[1].bytes;
+	kvp_fake.cut[1] = false;
+	for (unsigned i = 0; i < 4000 && conns_of(&pair.a) < 2; i++)
+		vp_idle(&pair.a, &pair.b, 1);
+	cr_assert_eq(conns_of(&pair.a), 2);
+	pump(&pair, 40);
+	expect_all(&pair);
+	cr_assert_gt(pair.a.net->rails[1].bytes, bytes);
+	close_pair(&pair);
+}
+
+Test(net_rails, a_port_goes_down_and_comes_back)
+{
+	struct pair pair;
+
+	open_pair(&pair, 2, 2);
+	pump(&pair, 20);
+	vp_idle(&pair.a, &pair.b, 20);
+	kvp_fake_event(0, IBV_EVENT_PORT_ERR, NULL);
+	pump(&pair, 40);
+	expect_all(&pair);
+	vp_idle(&pair.a, &pair.b, 20);
+	cr_assert_eq(conns_of(&pair.a), 1);
+	kvp_fake_event(0, IBV_EVENT_PORT_ACTIVE, NULL);
+	vp_idle(&pair.a, &pair.b, 60);
+	cr_assert_eq(conns_of(&pair.a), 2);
+	pump(&pair, 40);
+	expect_all(&pair);
+	close_pair(&pair);
+}
+
+Test(net_rails, a_dead_device_is_never_used_again)
+{
+	struct pair pair;
+
+	open_pair(&pair, 2, 2);
+	pump(&pair, 20);
+	vp_idle(&pair.a, &pair.b, 20);
+	kvp_fake_event(1, IBV_EVENT_DEVICE_FATAL, NULL);
+	pump(&pair, 40);
+	vp_idle(&pair.a, &pair.b, 60);
+	pump(&pair, 40);
+	expect_all(&pair);
+	cr_assert_eq(conns_of(&pair.a), 1);
+	close_pair(&pair);
+}
+
+/* The direction without payloads has one connection only; its loss is made up for by another. */
+Test(net_rails, an_unused_rail_is_made_when_needed)
+{
+	struct pair pair;
+
+	open_pair(&pair, 2, 2);
+	pump(&pair, 4);
+	expect_all(&pair);
+	for (unsigned dev = 0; dev < 2; dev++) {
+		uint64_t want = pair.a.messages + 1;
+
+		kvp_fake_event(dev, IBV_EVENT_PORT_ERR, NULL);
+		vp_idle(&pair.a, &pair.b, 40);
+		while (vp_send(&pair.b, want - 1) == -EAGAIN)
+			vp_idle(&pair.a, &pair.b, 1);
+		cr_assert(vp_turn(&pair.a, &pair.b, &pair.a.messages, want, 2000));
+		kvp_fake_event(dev, IBV_EVENT_PORT_ACTIVE, NULL);
+		vp_idle(&pair.a, &pair.b, 40);
+	}
+	cr_assert_eq(pair.a.failed + pair.b.failed, 0);
+	close_pair(&pair);
+}
+
+Test(net_rails, without_any_rail_it_fails_in_words)
+{
+	struct pair pair;
+
+	open_pair(&pair, 2, 2);
+	pump(&pair, 20);
+	vp_idle(&pair.a, &pair.b, 20);
+	kvp_fake.cut[0] = kvp_fake.cut[1] = true;
+	for (uint64_t i = 0; i < 4; i++)
+		cr_assert_eq(vp_put(&pair.a, &pair.b, pair.seq++, (uint32_t)i, 0, 100, true), 0);
+	cr_assert(vp_turn(&pair.a, &pair.b, &pair.a.failed, 1, 8000));
+	cr_assert_eq(pair.a.last_status, -ETIMEDOUT);
+	cr_assert_not_null(
+		strstr(kvp_net_verbs.ep_reason(pair.a.ep), "transport retry counter exceeded"),
+		"%s", kvp_net_verbs.ep_reason(pair.a.ep));
+	cr_assert(vp_turn(&pair.a, &pair.b, &pair.a.told, pair.puts + 4, 2000));
+	cr_assert_eq(pair.a.sent_bad, 4);
+	kvp_net_verbs.ep_close(pair.a.net, pair.a.ep);
+	cr_assert(vp_turn(&pair.a, &pair.b, &pair.a.closed, 1, 4000));
+	close_pair(&pair);
+}
+
+/* The fault is the request's: the other rail is not tried with it. */
+Test(net_rails, a_bad_key_is_not_sent_again)
+{
+	struct pair pair;
+
+	open_pair(&pair, 2, 2);
+	pump(&pair, 20);
+	vp_idle(&pair.a, &pair.b, 20);
+	expect_all(&pair);
+	for (unsigned i = 0; i < KVP_VB_RAILS; i++)
+		((struct kvp_vb_key *)&pair.b.keys[1])->rkey[i] ^= 0x5500;
+	cr_assert_eq(vp_put(&pair.a, &pair.b, pair.seq, 1, 0, 64, true), 0);
+	cr_assert(vp_turn(&pair.a, &pair.b, &pair.a.failed, 1, 2000));
+	cr_assert_eq(pair.a.last_status, -EACCES);
+	cr_assert_eq(resent(&pair.a), 0);
+	close_pair(&pair);
+}
+
+/* Resent once: an item that fails on another rail, too, ends the endpoint. */
+Test(net_rails, what_fails_twice_is_given_up)
+{
+	struct pair pair;
+
+	open_pair(&pair, 4, 4);
+	pump(&pair, 20);
+	vp_idle(&pair.a, &pair.b, 20);
+	expect_all(&pair);
+	kvp_fake.fail_writes = true;
+	kvp_fake.fail_status = IBV_WC_REM_OP_ERR;
+	cr_assert_eq(vp_put(&pair.a, &pair.b, pair.seq, 1, 0, 64, true), 0);
+	cr_assert(vp_turn(&pair.a, &pair.b, &pair.a.failed, 1, 2000));
+	cr_assert_eq(pair.a.last_status, -EREMOTEIO);
+	cr_assert_eq(resent(&pair.a), 1);
+	close_pair(&pair);
+}
+
+Test(net_rails, idle_connections_end_and_come_back)
+{
+	struct kvp_net_verbs_config config = config_of(2);
+	struct pair pair;
+
+	config.idle_ns = 50000000;
+	open_nodes(&pair, &config, &config);
+	cr_assert_eq(vp_connect(&pair.a, &pair.b), 0);
+	for (unsigned round = 0; round < 3; round++) {
+		pump(&pair, 20);
+		expect_all(&pair);
+		for (unsigned i = 0; i < 4000 && kvp_fake.n_qps > 4; i++)
+			vp_idle(&pair.a, &pair.b, 1);
+		cr_assert_eq(kvp_fake.n_qps, 4, "only those for datagrams");
+	}
+	close_pair(&pair);
+}
+
+Test(net_rails, only_equal_numbers_are_joined)
+{
+	struct kvp_net_verbs_config a = config_of(2), b = config_of(2);
+	struct pair pair;
+
+	a.same_rail = b.same_rail = true;
+	a.rail_of = "fake0=3,fake1=7";
+	b.rail_of = "fake0=7, fake1=3";
+	open_nodes(&pair, &a, &b);
+	cr_assert_eq(vp_connect(&pair.a, &pair.b), 0);
+	cr_assert_eq(pair.a.ep->n_paths, 2);
+	for (unsigned i = 0; i < 2; i++) {
+		const struct kvp_vb_path *path = &pair.a.ep->paths[i];
+
+		cr_assert_eq(path->rail->nic.number, pair.a.ep->peer.ends[path->end].number);
+	}
+	/* Rails are in the order of their numbers. */
+	cr_assert_str_eq(pair.b.net->rails[0].nic.device, "fake1");
+	pump(&pair, 30);
+	expect_all(&pair);
+	close_pair(&pair);
+
+	b.rail_of = "fake0=1,fake1=2";
+	open_nodes(&pair, &a, &b);
+	cr_assert_eq(vp_connect(&pair.a, &pair.b), -EHOSTUNREACH);
+	close_pair(&pair);
+}
+
+Test(net_rails, rails_are_chosen)
+{
+	struct kvp_nic_wish wish = {
+		.devices = "",
+		.exclude = "",
+		.near = "",
+		.rail_of = "",
+		.gid_index = -1,
+	};
+	struct kvp_nic nics[KVP_NIC_MAX];
+	char err[256];
+
+	kvp_fake_reset();
+	kvp_fake.n_devices = 4;
+	cr_assert_eq(kvp_nic_rails(nics, 4, &wish, err, sizeof(err)), 1, "near to nothing");
+	wish.devices = "fake3,fake1";
+	cr_assert_eq(kvp_nic_rails(nics, 4, &wish, err, sizeof(err)), 2);
+	cr_assert_str_eq(nics[0].device, "fake3", "as they are named");
+	cr_assert_eq(kvp_nic_rails(nics, 1, &wish, err, sizeof(err)), 1);
+	wish.rail_of = "fake3=1,fake1=0";
+	cr_assert_eq(kvp_nic_rails(nics, 4, &wish, err, sizeof(err)), 2);
+	cr_assert_str_eq(nics[0].device, "fake1", "by number");
+	wish.exclude = "fake1";
+	cr_assert_eq(kvp_nic_rails(nics, 4, &wish, err, sizeof(err)), 1);
+	cr_assert_eq(nics[0].number, 1);
+}
