@@ -84,14 +84,18 @@ void rig_begin(struct rig *rig)
 	rig->stages = map;
 }
 
-/* KVP_TEST_NET=verbs: over RDMA, prefill's daemons on rxe1, all others on rxe2. */
+/* KVP_TEST_NET=verbs: over RDMA, prefill's daemons on rxe1, all others on rxe2; with
+ * KVP_TEST_RAILS=2 also on rxe3 and rxe4. */
 static void transport_configure(const struct rig_daemon *daemon, FILE *file)
 {
 	const char *net = getenv("KVP_TEST_NET");
+	int first = daemon->name[0] == 'p' ? 1 : 2;
 
-	if (net)
-		fprintf(file, "[data]\ntransport = %s\n[verbs]\ndevice = rxe%d\n", net,
-			daemon->name[0] == 'p' ? 1 : 2);
+	if (!net)
+		return;
+	fprintf(file, "[data]\ntransport = %s\n[verbs]\ndevice = rxe%d\n", net, first);
+	if (getenv("KVP_TEST_RAILS"))
+		fprintf(file, "device = rxe%d\n", first + 2);
 }
 
 static void daemon_configure(const struct rig_daemon *daemon, const char *path, const char *extra)

@@ -21,7 +21,7 @@ static struct kvp_net_verbs_config config_of(const char *device)
 	struct kvp_net_verbs_config config;
 
 	kvp_net_verbs_defaults(&config);
-	config.device = device;
+	config.devices = device;
 	return config;
 }
 
@@ -55,14 +55,14 @@ static void a_device_is_chosen(void)
 	struct vp_node node;
 	char err[256] = "";
 
-	config.exclude = "rxe0,rxe1";
+	config.exclude = "rxe0,rxe1,rxe3,rxe4";
 	KVP_EXPECT(vp_open(&node, &config, SLOT, err, sizeof(err)) == 0, "%s", err);
 	KVP_EXPECT(strcmp(kvp_net_verbs.describe(node.net),
 			  "verbs rxe2:1 gid 1 10.9.1.2 mtu 4096") == 0,
 		   "%s", kvp_net_verbs.describe(node.net));
 	vp_close(&node);
 
-	config.device = "mlx5_9";
+	config.devices = "mlx5_9";
 	KVP_EXPECT(vp_open(&node, &config, SLOT, err, sizeof(err)) == -ENODEV);
 	KVP_EXPECT(strstr(err, "mlx5_9"), "%s", err);
 	config = config_of("rxe1");

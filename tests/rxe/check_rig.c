@@ -23,9 +23,9 @@ static struct ibv_context *open_device(const char *name)
 
 static void devices_are_up(void)
 {
-	static const char *const names[] = { "rxe0", "rxe1", "rxe2" };
+	static const char *const names[] = { "rxe0", "rxe1", "rxe2", "rxe3", "rxe4" };
 
-	for (size_t i = 0; i < 3; i++) {
+	for (size_t i = 0; i < 5; i++) {
 		struct ibv_context *context = open_device(names[i]);
 		struct ibv_port_attr port;
 		struct ibv_gid_entry gid;

@@ -8,7 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
-static const struct kvp_check *const lists[] = { kvp_checks_rig, kvp_checks_net, NULL };
+static const struct kvp_check *const lists[] = { kvp_checks_rig, kvp_checks_net, kvp_checks_rails,
+						 NULL };
 static const struct kvp_check *const lists_two[] = { kvp_checks_nodes, NULL };
 
 double kvp_check_ms(void)

@@ -18,6 +18,7 @@ struct kvp_check {
 /* Lists end with a NULL name. */
 extern const struct kvp_check kvp_checks_rig[];
 extern const struct kvp_check kvp_checks_net[];
+extern const struct kvp_check kvp_checks_rails[];
 extern const struct kvp_check kvp_checks_nodes[]; /* in two guests */
 
 #define KVP_EXPECT(cond, ...)                                              \

@@ -6,8 +6,8 @@
 #
 # The guest sees this machine's files at the same paths, read-only; what it writes is gone with it.
 # The command runs as root in the current folder.
-#   one node:   rxe0 on dummy0 10.9.0.1; rxe1 and rxe2 on a veth pair, 10.9.1.1 and 10.9.1.2, whose
-#               packets really cross the pair
+#   one node:   rxe0 on dummy0 10.9.0.1; rxe1 and rxe2 on a veth pair, 10.9.1.1 and 10.9.1.2, rxe3 and
+#               rxe4 on another, 10.9.3.1 and 10.9.3.2; packets really cross the pairs
 #   two nodes:  rxe0 on eth0, 10.9.2.1 and 10.9.2.2
 # It gets RDMA_NODE, RDMA_NODES, RDMA_DEV, RDMA_IP, RDMA_PEER, RDMA_GID_INDEX, and the folder
 # /run/rdma-guest, which guests and host share. A file kill.N made there ends node N like a power cut.

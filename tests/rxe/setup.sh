@@ -18,22 +18,27 @@ ip link set lo up
 if [ "$2" = 1 ]; then
 	export RDMA_IP=10.9.0.1 RDMA_PEER=10.9.0.1
 	rxe_on rxe0 dummy0 $RDMA_IP
-	ip link add veth1 type veth peer name veth2
-	for i in 1 2; do
-		rxe_on rxe$i veth$i 10.9.1.$i
-		echo 1 >/proc/sys/net/ipv4/conf/veth$i/accept_local
-		echo 0 >/proc/sys/net/ipv4/conf/veth$i/rp_filter
-	done
 	echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter
-	# What one end sends to the other's address leaves by the wire, not by the local table.
-	ip rule add pref 10 iif veth1 lookup local
-	ip rule add pref 11 iif veth2 lookup local
-	ip rule add pref 20 iif lo to 10.9.1.1 lookup main
-	ip rule add pref 21 iif lo to 10.9.1.2 lookup main
+	pref=10
+	for i in 1 3; do # pairs veth1-veth2 and veth3-veth4 with 10.9.1.x and 10.9.3.x
+		k=$((i + 1))
+		ip link add veth$i type veth peer name veth$k
+		rxe_on rxe$i veth$i 10.9.$i.1
+		rxe_on rxe$k veth$k 10.9.$i.2
+		for dev in veth$i veth$k; do
+			echo 1 >/proc/sys/net/ipv4/conf/$dev/accept_local
+			echo 0 >/proc/sys/net/ipv4/conf/$dev/rp_filter
+			ip rule add pref $pref iif $dev lookup local
+			pref=$((pref + 1))
+		done
+		# What one end sends to the other's address leaves by the wire, not by the local table.
+		ip rule add pref $((pref + 10)) iif lo to 10.9.$i.1 lookup main
+		ip rule add pref $((pref + 11)) iif lo to 10.9.$i.2 lookup main
+		ip route add 10.9.$i.2/32 dev veth$i src 10.9.$i.1
+		ip route add 10.9.$i.1/32 dev veth$k src 10.9.$i.2
+	done
 	ip rule add pref 100 lookup local
 	ip rule del pref 0
-	ip route add 10.9.1.2/32 dev veth1 src 10.9.1.1
-	ip route add 10.9.1.1/32 dev veth2 src 10.9.1.2
 else
 	export RDMA_IP=10.9.2.$((RDMA_NODE + 1)) RDMA_PEER=10.9.2.$((2 - RDMA_NODE))
 	rxe_on rxe0 eth0 $RDMA_IP

@@ -12,7 +12,8 @@ count() # passed, failed, skipped
 
 wanted() { [ -z "$1" ] || case $2 in "$1"*) ;; *) false ;; esac; }
 
-# A program whose transport the environment chooses.
+# A program whose transport the environment chooses. over: what it runs over, for the output.
+over=verbs
 program() # seconds, name, arguments...
 {
 	limit=$1 name=$2
@@ -32,12 +33,12 @@ program() # seconds, name, arguments...
 		[ $rc = 0 ] && count 1 0 0
 	fi
 	if [ $rc = 0 ]; then
-		echo "ok   over verbs: $name $what, $ms ms"
+		echo "ok   over $over: $name $what, $ms ms"
 		case $name in bench_*) sed 's/^/    /' $log ;; esac
 		return
 	fi
 	[ -n "$sum" ] || count 0 1 0
-	echo "FAIL over verbs: $name, status $rc, $ms ms"
+	echo "FAIL over $over: $name, status $rc, $ms ms"
 	tail -40 $log | sed 's/^/    /'
 }
 
@@ -65,6 +66,34 @@ for name in test_lane test_lane_rooms test_lane_fair demo replay_sglang replay_v
 	replay_faults_abort replay_faults_kill; do
 	! wanted "$1" $name || program 120 $name
 done
+
+# Over two rails, of which one comes and goes meanwhile.
+flap()
+{
+	while :; do
+		sleep 1
+		ip link set veth3 down
+		sleep 1
+		ip link set veth3 up
+		ip route replace 10.9.3.2/32 dev veth3 src 10.9.3.1
+		sleep 2
+	done
+}
+rails()
+{
+	over="two rails, one of them failing"
+	export KVP_TEST_RAILS=2
+	flap &
+	flap=$!
+	for name in demo replay_sglang; do program 120 $name; done
+	kill $flap
+	wait $flap 2>/dev/null
+	ip link set veth3 up
+	ip route replace 10.9.3.2/32 dev veth3 src 10.9.3.1
+	unset KVP_TEST_RAILS
+	over=verbs
+}
+! wanted "$1" rails || rails
 ! wanted "$1" bench_verbs || program 60 bench_verbs rxe0
 echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
 [ $failed = 0 ]
