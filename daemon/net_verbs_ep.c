@@ -108,9 +108,11 @@ static int connect_first(struct kvp_net_ep *ep)
 		const struct kvp_vb_rail *rail = ep->paths[k].rail;
 
 		if (kvp_vb_rail_up(rail))
-			return path_connect(ep, k);
-		if (!rail->dead)
+			r = path_connect(ep, k);
+		else if (!rail->dead)
 			r = -ENETDOWN;
+		if (r == 0)
+			break;
 	}
 	return r;
 }

@@ -651,9 +651,14 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 
 struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 {
-	struct ibv_ah *ah = calloc(1, sizeof(*ah));
+	struct ibv_ah *ah;
 
 	(void)attr;
+	if (kvp_fake.no_way[pd->context->device - devices]) {
+		errno = ENETUNREACH;
+		return NULL;
+	}
+	ah = calloc(1, sizeof(*ah));
 	assert(ah);
 	ah->context = pd->context;
 	ah->pd = pd;

@@ -32,6 +32,7 @@ struct kvp_fake {
 	unsigned n_devices;           /* fake0, fake1, ...: 1 after a reset */
 	/* Nothing leaves the device or comes to it: requests time out, datagrams are lost. */
 	bool cut[KVP_FAKE_DEVICES];
+	bool no_way[KVP_FAKE_DEVICES]; /* the routing table says so */
 	enum ibv_port_state port_state; /* as queried */
 	int max_cqe;
 	/* What has happened. */

@@ -356,6 +356,27 @@ Test(net_rails, without_any_rail_it_fails_in_words)
 	close_pair(&pair);
 }
 
+/* Before an event says that the port is down. */
+Test(net_rails, a_rail_without_a_way_is_passed_over)
+{
+	for (unsigned dev = 0; dev < 2; dev++) {
+		const struct kvp_net_verbs_config config = config_of(2);
+		struct pair pair;
+
+		open_nodes(&pair, &config, &config);
+		kvp_fake.no_way[dev] = true;
+		cr_assert_eq(vp_connect(&pair.a, &pair.b), 0);
+		cr_assert_eq(vp_connect(&pair.b, &pair.a), 0);
+		pump(&pair, 20);
+		expect_all(&pair);
+		kvp_fake.no_way[1 - dev] = true;
+		kvp_net_verbs.ep_close(pair.a.net, pair.a.ep);
+		cr_assert(vp_turn(&pair.a, &pair.b, &pair.a.closed, 1, 2000));
+		cr_assert_eq(vp_connect(&pair.a, &pair.b), -ENETUNREACH);
+		close_pair(&pair);
+	}
+}
+
 /* The fault is the request's: the other rail is not tried with it. */
 Test(net_rails, a_bad_key_is_not_sent_again)
 {
