@@ -100,7 +100,7 @@ static int alloc_plain(struct kvp_gpu *gpu, struct kvp_gpu_ring *ring)
 
 static bool is_rdma_capable(struct kvp_gpu *gpu, const struct kvp_gpu_ring *ring)
 {
-	bool able = false;
+	unsigned int able = 0;
 
 	if (!ring->vmm)
 		return kvp_gpu_traits(gpu)->rdma;

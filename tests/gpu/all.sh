@@ -86,6 +86,7 @@ self=$here/tests/${0##*/}
 before=$(used)
 stage machine 30 12 . "$self" :machine
 stage check 70 40 . gpu_check
+stage rings 90 60 '^(ok|FAIL|[0-9]+ )' gpu_rings
 stage sweep 110 40 . gpu_sweep "$here"/variants/*.cubin
 stage replay 110 30 . replay_gpu
 stage torch-caching 60 12 . "$python" "$here/tests/torch_check.py" caching
