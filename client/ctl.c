@@ -23,7 +23,7 @@ enum { EXIT_OK = 0, EXIT_WRONG = 1, EXIT_USAGE = 2, EXIT_NO_DAEMON = 3, EXIT_REF
 
 struct options {
 	bool json, all, help;
-	const char *socket, *instance, *label, *since;
+	const char *socket, *instance, *label, *since, *reason;
 	const struct ctl_command *command;
 	char arg[256]; /* for the daemon */
 };
@@ -78,8 +78,9 @@ static void print_help(void)
 
 static void print_command_help(const struct ctl_command *command)
 {
-	(void)printf("Usage: kvpackctl %s%s%s\n\nShows %s.\n\n%s\n", command->name,
-		     command->usage[0] ? " " : "", command->usage, command->brief, command->help);
+	(void)printf("Usage: kvpackctl %s%s%s\n\n%s %s.\n\n%s\n", command->name,
+		     command->usage[0] ? " " : "", command->usage,
+		     command->what ? "The daemon" : "Shows", command->brief, command->help);
 }
 
 /* ---- asking -------------------------------------------------------------------------------- */
@@ -106,6 +107,16 @@ static void client_closep(struct kvp_client **client)
 	kvp_client_close(*client);
 }
 
+/* Drain and undrain change something first, then ask. */
+static int act(const struct options *options, struct kvp_client *client)
+{
+	const char *name = options->command->name;
+
+	if (strcmp(name, "drain") == 0)
+		return kvp_drain(client, 1, options->reason);
+	return strcmp(name, "undrain") == 0 ? kvp_drain(client, 0, NULL) : 0;
+}
+
 /* Sets *json to the daemon's answer, the caller's. An exit status. */
 static int ask(const struct options *options, const char *path, char **json)
 {
@@ -120,7 +131,10 @@ static int ask(const struct options *options, const char *path, char **json)
 	r = kvp_client_open(&client, &how);
 	if (r < 0)
 		return explain_open(path, r);
-	r = kvp_inspect(client, options->command->name, options->arg, json);
+	r = act(options, client);
+	if (r == 0)
+		r = kvp_inspect(client, options->command->what ?: options->command->name,
+				options->arg, json);
 	if (r == -EREMOTEIO || r == -EINVAL)
 		return fail(EXIT_REFUSED, "%s refused: %s (%s)", path, kvp_last_error(client),
 			    kvp_status_name(kvp_last_status(client)));
@@ -268,6 +282,8 @@ static int take_argument(struct options *options, const char *operand)
 		return usage("--since belongs to failures, not to ", name);
 	if (options->label && !is_room)
 		return usage("--label belongs to room, not to ", name);
+	if (options->reason && strcmp(name, "drain") != 0)
+		return usage("--reason belongs to drain, not to ", name);
 	if (options->all && strcmp(name, "rooms") != 0)
 		return usage("--all belongs to rooms, not to ", name);
 	if (operand && !is_room)
@@ -304,6 +320,9 @@ static int take_option(struct options *options, int opt)
 	case 't':
 		options->since = optarg;
 		return EXIT_OK;
+	case 'r':
+		options->reason = optarg;
+		return EXIT_OK;
 	case 'a':
 		options->all = true;
 		return EXIT_OK;
@@ -316,10 +335,15 @@ static int take_option(struct options *options, int opt)
 }
 
 static const struct option long_options[] = {
-	{ "json", no_argument, NULL, 'j' },           { "socket", required_argument, NULL, 's' },
-	{ "instance", required_argument, NULL, 'i' }, { "label", required_argument, NULL, 'l' },
-	{ "since", required_argument, NULL, 't' },    { "all", no_argument, NULL, 'a' },
-	{ "help", no_argument, NULL, 'h' },           { 0 },
+	{ "json", no_argument, NULL, 'j' },
+	{ "socket", required_argument, NULL, 's' },
+	{ "instance", required_argument, NULL, 'i' },
+	{ "label", required_argument, NULL, 'l' },
+	{ "since", required_argument, NULL, 't' },
+	{ "all", no_argument, NULL, 'a' },
+	{ "reason", required_argument, NULL, 'r' },
+	{ "help", no_argument, NULL, 'h' },
+	{ 0 },
 };
 
 /* Options may stand before and after the command; plan and doctor have their own. */

@@ -140,6 +140,34 @@ static void print_states(const cJSON *states)
 	}
 }
 
+static double rooms_of(const cJSON *answer)
+{
+	return ctl_number(answer, "rooms.dest") + ctl_number(answer, "rooms.send");
+}
+
+static void print_drain(const cJSON *answer)
+{
+	KVP_CLEANUP(kvp_freep) char *since = ctl_cell(answer, "drain_s", CTL_SECONDS);
+
+	if (!ctl_flag(answer, "draining"))
+		return;
+	(void)printf("draining for %s%s%s: no new legs, ", since,
+		     ctl_text(answer, "drain_reason")[0] ? ", " : "",
+		     ctl_text(answer, "drain_reason"));
+	if (rooms_of(answer) > 0)
+		(void)printf("%.0f rooms left\n", rooms_of(answer));
+	else
+		(void)puts("no rooms left");
+}
+
+static void drain_print(const cJSON *answer)
+{
+	if (ctl_flag(answer, "draining"))
+		print_drain(answer);
+	else
+		(void)puts("takes new legs");
+}
+
 static void status_head(const cJSON *answer)
 {
 	KVP_CLEANUP(kvp_freep) char *uptime = ctl_cell(answer, "uptime_s", CTL_SECONDS);
@@ -155,7 +183,9 @@ static void status_head(const cJSON *answer)
 	(void)printf("rooms %.0f dest, %.0f send", ctl_number(answer, "rooms.dest"),
 		     ctl_number(answer, "rooms.send"));
 	print_states(ctl_member(answer, "rooms.by_state"));
-	(void)fputs("\n\n", stdout);
+	(void)putchar('\n');
+	print_drain(answer);
+	(void)putchar('\n');
 }
 
 /* A copy of those items that have something to say, since most limits and paths never do. */
@@ -453,34 +483,42 @@ static const struct ctl_command commands[] = {
 	  "a\n"
 	  "limit is reached. Limits, slow paths and counters that are 0 are left out (not with "
 	  "--json).",
-	  status_wrong, status_print },
+	  NULL, status_wrong, status_print },
 	{ "clients", "", "connected engine processes",
-	  "Exits with 1 when one does not read what the daemon sends (STALLED).", clients_wrong,
-	  clients_print },
-	{ "pools", "", "registered pools", "Exits with 0.", never_wrong, pools_print },
-	{ "rooms", "[--all]", "live rooms, with --all ended ones too", "Exits with 0.", never_wrong,
-	  rooms_print },
+	  "Exits with 1 when one does not read what the daemon sends (STALLED).", NULL,
+	  clients_wrong, clients_print },
+	{ "pools", "", "registered pools", "Exits with 0.", NULL, never_wrong, pools_print },
+	{ "rooms", "[--all]", "live rooms, with --all ended ones too", "Exits with 0.", NULL,
+	  never_wrong, rooms_print },
 	{ "room", "ID | --label L", "one room in full, live or ended",
 	  "ID is a number, decimal or 0x... Shows stages with times, what each end waits for and "
 	  "since\n"
 	  "when, and one verdict word: engine, us, peer or network. Exits with 1 when there is no "
 	  "such\n"
 	  "room or one has failed.",
-	  room_wrong, room_print },
-	{ "waiting", "", "what rooms wait for, by cause", "Exits with 0.", never_wrong,
+	  NULL, room_wrong, room_print },
+	{ "waiting", "", "what rooms wait for, by cause", "Exits with 0.", NULL, never_wrong,
 	  waiting_print },
 	{ "failures", "[--since TIME]", "failed rooms with reasons",
-	  "TIME is a number with s, m, h or d: 10m. Exits with 1 when there is any.",
+	  "TIME is a number with s, m, h or d: 10m. Exits with 1 when there is any.", NULL,
 	  failures_wrong, failures_print },
-	{ "pins", "", "pages that rooms hold, and whose", "Exits with 0.", never_wrong,
+	{ "pins", "", "pages that rooms hold, and whose", "Exits with 0.", NULL, never_wrong,
 	  pins_print },
 	{ "peers", "", "daemons of other nodes",
-	  "Exits with 1 when one that rooms need is not connected.", peers_wrong, peers_print },
+	  "Exits with 1 when one that rooms need is not connected.", NULL, peers_wrong,
+	  peers_print },
 	{ "lanes", "", "threads that move data, their rings and counters",
-	  "Exits with 1 when a lane with work has made no turn for 5 s.", lanes_wrong,
+	  "Exits with 1 when a lane with work has made no turn for 5 s.", NULL, lanes_wrong,
 	  lanes_print },
+	{ "drain", "[--reason TEXT]", "refuses new legs; what moves goes on to its end",
+	  "Rooms that still wait for the other end fail with `stopping` and the text, new ones are "
+	  "refused\n"
+	  "with it, until undrain or a restart. Administrators only. Exits with 0.",
+	  "status", never_wrong, drain_print },
+	{ "undrain", "", "takes new legs again", "Administrators only. Exits with 0.", "status",
+	  never_wrong, drain_print },
 	{ "version", "", "versions of kvpackctl and of the daemons",
-	  "Exits with 0, also without a daemon.", never_wrong, version_print },
+	  "Exits with 0, also without a daemon.", NULL, never_wrong, version_print },
 };
 
 const struct ctl_command *ctl_command_find(const char *name)

@@ -12,6 +12,7 @@ struct ctl_command {
 	const char *usage; /* its arguments, "" for none */
 	const char *brief;
 	const char *help; /* what it shows and when it exits with 1 */
+	const char *what; /* asked of the daemon; NULL: the name */
 	/* True when the answer shows that something is wrong. */
 	bool (*is_wrong)(const cJSON *answer);
 	void (*print)(const cJSON *answer);

@@ -458,6 +458,16 @@ kvp_room_id kvp_room_next_changed(struct kvp_client *client);
 /** Frees the local record; a live room is aborted first. */
 void kvp_room_forget(struct kvp_client *client, kvp_room_id id);
 
+/* ---- the whole daemon ---------------------------------------------------------------------- */
+
+/**
+ * Empties the node, before maintenance: until @on is 0 again the daemon refuses new legs with
+ * KVP_STATUS_STOPPING and the reason (up to 159 bytes; NULL: none), at both ends; rooms that still
+ * wait for the other end fail so at once. Those whose ends have met go on to their end, and all
+ * that is over is released as ever. Administrators only. Blocks.
+ */
+int kvp_drain(struct kvp_client *client, uint32_t on, const char *reason);
+
 /* ---- looking inside ------------------------------------------------------------------------ */
 
 /**

@@ -196,6 +196,18 @@ static void add_rooms(const struct kvp_core *core, cJSON *status,
 	kvp_rooms_each(core->rooms, count_state, cJSON_AddObjectToObject(rooms, "by_state"));
 }
 
+static void add_drain(const struct kvp_inspect *ask, cJSON *status)
+{
+	uint64_t since_ns;
+	const char *reason = kvp_rooms_draining(ask->core->rooms, &since_ns);
+
+	(void)cJSON_AddBoolToObject(status, "draining", reason != NULL);
+	if (!reason)
+		return;
+	(void)cJSON_AddStringToObject(status, "drain_reason", reason);
+	kvp_inspect_age(ask, status, "drain_s", since_ns);
+}
+
 cJSON *kvp_inspect_status(const struct kvp_inspect *ask)
 {
 	struct kvp_core *core = ask->core;
@@ -217,6 +229,7 @@ cJSON *kvp_inspect_status(const struct kvp_inspect *ask)
 	(void)cJSON_AddStringToObject(status, "socket", core->config->client.socket);
 	(void)cJSON_AddStringToObject(status, "address", kvp_peers_address(core->peers));
 	(void)cJSON_AddBoolToObject(status, "stopping", core->stopping);
+	add_drain(ask, status);
 	add_features(status);
 	kvp_inspect_num(status, "clients", core->server->n_sessions);
 	kvp_inspect_num(status, "pools", core->pools.n);

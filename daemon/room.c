@@ -180,10 +180,10 @@ Kvp__Status kvp_room_admit(struct kvp_rooms *rooms, struct kvp_room_owner *owner
 			   const struct kvp_room_key *key, uint64_t handle, char *err)
 {
 	const struct kvp_room *other = kvp_room_find(rooms, key->room, key->index, key->is_dest);
-	Kvp__Status status;
+	Kvp__Status status = kvp_room_no_legs(rooms, err, KVP_ROOM_ERR);
 
-	if (rooms->closed)
-		return kvp_room_refuse(err, KVP__STATUS__STATUS_STOPPING, "the daemon stops");
+	if (status != KVP_ROOM_OK)
+		return status;
 	if (kvp_room_by_handle(rooms, owner, handle))
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_EXISTS,
 				       "handle %llu is in use by this client",

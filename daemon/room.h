@@ -96,6 +96,11 @@ void kvp_rooms_fail_all(struct kvp_rooms *rooms, uint32_t lane_idx, Kvp__Status 
 			const char *why);
 /* Refuses new expectations and opens from now on, with STOPPING. */
 void kvp_rooms_close(struct kvp_rooms *rooms);
+/* On: the same until off, and the reason; what has no legs yet fails, since it will get none. Legs
+ * that there are go on to their end. */
+void kvp_rooms_drain(struct kvp_rooms *rooms, bool on, const char *reason);
+/* NULL: not draining. */
+const char *kvp_rooms_draining(const struct kvp_rooms *rooms, uint64_t *since_ns);
 
 /* A board of kind RX or TX came out of the loop's inbox; this calls kvp_board_take(). */
 void kvp_rooms_board(struct kvp_rooms *rooms, struct kvp_board *board);

@@ -241,6 +241,9 @@ struct kvp_rooms {
 	struct kvp_map by_key, by_handle;
 	uint32_t n_rooms, n_dests, n_sends; /* in memory */
 	bool closed;
+	bool draining; /* until told otherwise */
+	char drain_reason[KVP_LIMIT_REASON + 1];
+	uint64_t drain_since_ns;
 	struct kvp_room_owner *requesting; /* whose request runs now */
 	uint64_t last_id, last_tx, generation_high;
 	uint32_t generation_low;
@@ -361,6 +364,8 @@ void kvp_park_end(struct kvp_rooms *rooms, const struct kvp_peer *peer, const Kv
 /* Drops ended ones that nobody opened; returns when the next one is due, UINT64_MAX: never. */
 uint64_t kvp_park_expire(struct kvp_rooms *rooms, uint64_t now);
 void kvp_park_clear(struct kvp_rooms *rooms);
+/* Tells those that offered. */
+void kvp_park_refuse_all(struct kvp_rooms *rooms, Kvp__Status status, const char *why);
 Kvp__PeerMsg *kvp_room_copy_msg(const Kvp__PeerMsg *msg);
 
 /* room_peer.c */
@@ -428,6 +433,10 @@ int kvp_room_timer_init(struct kvp_rooms *rooms);
 void kvp_room_timer_update(struct kvp_room *room);
 void kvp_room_timer_remove(struct kvp_room *room);
 void kvp_room_timer_arm(struct kvp_rooms *rooms);
+
+/* room_drain.c */
+/* Why no new leg may begin, written to `text`; OK: it may. */
+Kvp__Status kvp_room_no_legs(const struct kvp_rooms *rooms, char *text, size_t bytes);
 
 /* room_history.c */
 void kvp_room_history_add(struct kvp_room *room);

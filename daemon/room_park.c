@@ -230,6 +230,18 @@ uint64_t kvp_park_expire(struct kvp_rooms *rooms, uint64_t now)
 	return next;
 }
 
+void kvp_park_refuse_all(struct kvp_rooms *rooms, Kvp__Status status, const char *why)
+{
+	while (rooms->parked) {
+		struct kvp_room_parked *parked = rooms->parked;
+
+		parked_unlink(rooms, parked);
+		kvp_room_abort_leg(parked->peer, parked->msg->offer->leg, status, why,
+				   kvp_room_status_retry(status));
+		parked_free(parked);
+	}
+}
+
 void kvp_park_clear(struct kvp_rooms *rooms)
 {
 	while (rooms->parked)

@@ -193,10 +193,10 @@ static void on_offer(struct kvp_rooms *rooms, struct kvp_peer *peer, const Kvp__
 {
 	const Kvp__Leg *leg = msg->offer->leg;
 	struct kvp_room *room = kvp_room_find(rooms, leg->room, leg->sender, false);
+	char why[KVP_ROOM_ERR];
 
-	if (rooms->closed)
-		kvp_room_abort_leg(peer, leg, KVP__STATUS__STATUS_STOPPING, "the daemon stops",
-				   true);
+	if (kvp_room_no_legs(rooms, why, sizeof(why)) != KVP_ROOM_OK)
+		kvp_room_abort_leg(peer, leg, KVP__STATUS__STATUS_STOPPING, why, true);
 	else if (room && !kvp_room_terminal(room))
 		kvp_send_offer(room, peer, msg);
 	else

@@ -532,6 +532,28 @@ static Kvp__Status on_decline(struct request *req)
 	return kvp_rooms_decline(req->session->core->rooms, req->msg->decline, req->err);
 }
 
+/* ---- the whole daemon */
+
+static Kvp__Status on_drain(struct request *req)
+{
+	const struct kvp_session *session = req->session;
+	const Kvp__Drain *msg = req->msg->drain;
+
+	if (!session->admin)
+		return refuse(req, KVP__STATUS__STATUS_DENIED,
+			      "drain: uid %u is no administrator (admin of its policy)",
+			      session->owner.uid);
+	if (msg->on)
+		kvp_log(KVP_LOG_NOTICE, "drain by %s (uid %u)%s%s: no new legs, %u rooms here",
+			session->owner.name, session->owner.uid, msg->reason[0] ? ": " : "",
+			msg->reason, kvp_rooms_count(session->core->rooms));
+	else
+		kvp_log(KVP_LOG_NOTICE, "drain is over, by %s (uid %u)", session->owner.name,
+			session->owner.uid);
+	kvp_rooms_drain(session->core->rooms, msg->on, msg->reason);
+	return OK;
+}
+
 /* ---- looking inside */
 
 static Kvp__Status on_inspect(struct request *req)
@@ -618,6 +640,7 @@ static handler *const handlers[] = {
 	[KVP__CLIENT_MSG__BODY_DECLINE] = on_decline,
 	[KVP__CLIENT_MSG__BODY_ABORT] = on_abort,
 	[KVP__CLIENT_MSG__BODY_INSPECT] = on_inspect,
+	[KVP__CLIENT_MSG__BODY_DRAIN] = on_drain,
 	[KVP__CLIENT_MSG__BODY_TEST_HOLD] = on_test_hold,
 };
 

@@ -52,7 +52,8 @@
 /* Protocol versions, major << 16 | minor: this source speaks [MIN, MAX] of both protocols. */
 #define KVP_PROTO_VERSION(major, minor) ((major) << 16 | (minor))
 #define KVP_PROTO_VERSION_MIN KVP_PROTO_VERSION(1u, 0u)
-#define KVP_PROTO_VERSION_MAX KVP_PROTO_VERSION(1u, 0u)
+#define KVP_PROTO_VERSION_MAX KVP_PROTO_VERSION(1u, 1u)
+#define KVP_PROTO_VERSION_DRAIN KVP_PROTO_VERSION(1u, 1u) /* the first that has drain */
 
 /* Feature bits: what a speaker can do beyond its version. Unknown bits are ignored. */
 #define KVP_FEATURE_TEST_HOLD (1ull << 0) /* built with test points */

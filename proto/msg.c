@@ -419,6 +419,9 @@ static int check_small(struct kvp_check *c, const Kvp__ClientMsg *m)
 		c->msg = "inspect";
 		return kvp_check_word(c, "what", m->inspect->what, 1, KVP_LIMIT_WHAT)
 			       ?: kvp_check_label(c, "arg", m->inspect->arg, 0, KVP_LIMIT_TEXT);
+	case KVP__CLIENT_MSG__BODY_DRAIN:
+		c->msg = "drain";
+		return kvp_check_label(c, "reason", m->drain->reason, 0, KVP_LIMIT_REASON);
 	case KVP__CLIENT_MSG__BODY_TEST_HOLD:
 		c->msg = "test_hold";
 		return kvp_check_word(c, "point", m->test_hold->point, 1, KVP_MAX_LABEL);

@@ -198,6 +198,50 @@ static void states(struct rig *rig)
 	fault_close(room);
 }
 
+/*
+ * The same room and the same pages over and over, retracted wherever it happens to be: what a round
+ * leaves behind, or writes late, shows in a later one. The bytes are other ones each time.
+ */
+static void loop(struct rig *rig)
+{
+	enum { ROUNDS = 1000 };
+	uint64_t seed = rig_now_ns();
+	struct pair pair;
+	struct fault_room *room = &pair.room;
+	uint32_t i, fds[2];
+
+	pair_begin(rig, &pair);
+	fault_transfer(room);
+	fault_reset(room);
+	both_idle(&pair);
+	fds[0] = fault_fds(pair.prefill);
+	fds[1] = fault_fds(pair.decode);
+	printf("     seed %llu\n", (unsigned long long)seed);
+	fault_expect(room);
+	fault_open(room);
+	for (i = 0; i < ROUNDS; i++) {
+		if (i % 2)
+			(void)rig_await(room->src.client, room->src.room, KVP_WAIT_READY,
+					FAULT_SECS);
+		fault_submit(room, FAULT_FIRST);
+		if (rig_random(&seed) % 2)
+			fault_submit(room, FAULT_REST_OPEN);
+		while (rig_random(&seed) % 4)
+			(void)kvp_process(room->dst.client);
+		retract(room, rig_random(&seed) % 2);
+		fault_check_rows(room, 0);
+		fault_reset(room);
+		fault_renew(room);
+	}
+	fault_submit(room, FAULT_FIRST);
+	fault_submit(room, FAULT_REST);
+	fault_completes(room);
+	both_idle(&pair);
+	fault_fds_back(pair.prefill, fds[0]);
+	fault_fds_back(pair.decode, fds[1]);
+	fault_close(room);
+}
+
 /* Too late: nothing changes. */
 static void late(struct rig *rig)
 {
@@ -218,10 +262,8 @@ static void late(struct rig *rig)
 int main(int argc, char **argv)
 {
 	static const struct rig_scenario scenarios[] = {
-		{ "points", points },
-		{ "alone", alone },
-		{ "states", states },
-		{ "late", late },
+		{ "points", points }, { "alone", alone }, { "states", states },
+		{ "loop", loop },     { "late", late },
 	};
 
 	if (!fault_points())

@@ -341,6 +341,12 @@ void fault_check_all(const struct fault_room *room)
 	check(room, FAULT_TOKENS, true);
 }
 
+void fault_renew(struct fault_room *room)
+{
+	room->generation++;
+	put_source(room, room->src.pool.mem);
+}
+
 void fault_reset(struct fault_room *room)
 {
 	rig_pool_reset(&room->dst.pool);

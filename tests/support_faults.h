@@ -71,6 +71,8 @@ void fault_arrived(const struct fault_end *end, uint64_t position);
 void fault_check_rows(const struct fault_room *room, uint64_t arrived);
 /* The same, with all rows and the segment. */
 void fault_check_all(const struct fault_room *room);
+/* Other bytes from now on, in the source too; for rooms of which nothing was submitted. */
+void fault_renew(struct fault_room *room);
 /* The destination's memory as at first; for rooms that are released. */
 void fault_reset(struct fault_room *room);
 

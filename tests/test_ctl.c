@@ -146,3 +146,17 @@ Test(ctl, exit_status_says_what_is_wrong)
 			      "running? (systemctl status kvpackd)\n");
 	cr_expect_eq(ctl("version --socket /tmp/kvpack-no-such", NULL), 0);
 }
+
+Test(ctl, drain_asks_first_and_shows_what_is_left)
+{
+	cr_expect_eq(ctl("drain --reason 'new kernel'",
+			 "{\"draining\":true,\"drain_reason\":\"new kernel\",\"drain_s\":1.5,"
+			 "\"rooms\":{\"dest\":2,\"send\":1}}"),
+		     0);
+	cr_expect_str_eq(out, "draining for 1.5 s, new kernel: no new legs, 3 rooms left\n", "%s",
+			 out);
+	cr_expect_str_eq(asked()->what, "status");
+	cr_expect_eq(ctl("undrain", "{\"draining\":false}"), 0);
+	cr_expect_str_eq(out, "takes new legs\n", "%s", out);
+	cr_expect_eq(ctl("status --reason x", "{}"), 2);
+}

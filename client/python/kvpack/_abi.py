@@ -250,6 +250,7 @@ PROTOTYPES: Dict[str, Tuple[object, List[object]]] = {
     "kvp_room_wait_delivered": (c_int, [_Client, c_uint64, c_uint32, c_int]),
     "kvp_room_next_changed": (c_uint64, [_Client]),
     "kvp_room_forget": (None, [_Client, c_uint64]),
+    "kvp_drain": (c_int, [_Client, c_uint32, c_char_p]),
     "kvp_inspect": (c_int, [_Client, c_char_p, c_char_p, POINTER(c_void_p)]),
 }
 

@@ -100,6 +100,10 @@ class Client:
         """What expectations on other nodes name to reach senders here; "": no peers."""
         return str(_abi.lib().kvp_node_address(self._live()).decode())
 
+    def drain(self, on: bool = True, reason: Optional[str] = None) -> None:
+        """Empties the node: no new legs until drain(False). Administrators only."""
+        self._call("kvp_drain", int(on), reason and reason.encode())
+
     def inspect(self, what: str = "status", arg: Optional[str] = None) -> Any:
         """The daemon's state: "status", "clients", "pools", "rooms", "waiting", "peers", ..."""
         text = ctypes.c_void_p()
