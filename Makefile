@@ -160,6 +160,8 @@ $(BUILD)/tests/test_gpu: $(BUILD)/tests/fake_gpu.o
 $(FUZZ_BIN): $(if $(FUZZ),,$(BUILD)/tests/corpus_main.o)
 $(FUZZ_BIN): EXTRA := $(if $(FUZZ),-fsanitize=fuzzer)
 $(CRITERION_BIN) $(FAKE_GPU_BIN): EXTRA := -lcriterion
+# Its driver is its own.
+$(BUILD)/tests/test_device: EXTRA += -Wl,--wrap=dlopen -Wl,--wrap=dlsym
 $(MAINS) $(TEST_BIN) $(RXE_BIN) $(GPU_BIN):
 	$(call say,LD)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(EXTRA) $(LIBS)

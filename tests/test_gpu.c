@@ -4,6 +4,7 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -494,4 +495,78 @@ Test(gpu, pools_of_a_gpu_that_is_not_served)
 	cr_assert_eq(kvp_pools_register(&pools, &client, &msg, NULL, 0, &pool, err),
 		     KVP__STATUS__STATUS_UNSUPPORTED);
 	cr_assert(strstr(err, "does not use"), "%s", err);
+}
+
+static uint32_t fds_open(void)
+{
+	uint32_t n = 0;
+
+	for (int fd = 0; fd < 256; fd++)
+		n += fcntl(fd, F_GETFD) >= 0;
+	return n;
+}
+
+static void pool_ended(struct kvp_pool *pool, void *arg)
+{
+	(void)pool;
+	*(bool *)arg = true;
+}
+
+/* A dma-buf travels behind the chunks: these are mapped, and no descriptor stays. */
+Test(gpu, dmabufs_of_pools_come_behind_their_chunks)
+{
+	static struct kvp_config config;
+	const char *gpu = "GPU-07070707-0707-0707-0707-070707070707";
+	const struct kvp_pool_client client = { .name = "engine", .session = 1 };
+	struct kvp_lane_config lane = {
+		.name = "gpu0", .gpu = gpu, .slots = 4, .slot_bytes = 65536
+	};
+	struct kvp_lane *lanes[1];
+	struct kvp_pools pools = { .config = &config, .lanes = lanes, .n_lanes = 1 };
+	uint8_t uuid[16];
+	uint64_t chunk = 2 * 4096;
+	Kvp__PoolRegister msg = KVP__POOL_REGISTER__INIT;
+	Kvp__Memory memory = KVP__MEMORY__INIT, *memories = &memory;
+	Kvp__Entry entry = KVP__ENTRY__INIT, *entries = &entry;
+	int fds[2] = { memfd_create("chunk", 0), memfd_create("dma-buf", 0) };
+	struct kvp_pool *pool = NULL;
+	char err[KVP_POOL_ERR] = "";
+	bool ended = false;
+	uint32_t open;
+	struct lt lt;
+
+	kvp_config_defaults(&config);
+	lt_begin(&lt);
+	lane.loop = &lt.inbox;
+	cr_assert_eq(kvp_lane_start(&lanes[0], &lane, err, sizeof(err)), 0, "%s", err);
+	cr_assert_eq(ftruncate(fds[0], (off_t)chunk), 0);
+	memset(uuid, 7, sizeof(uuid));
+	memory.kind = KVP__MEMORY_KIND__MEMORY_CUDA_VMM;
+	memory.gpu = (ProtobufCBinaryData){ sizeof(uuid), uuid };
+	memory.bytes = memory.dmabuf_bytes = chunk;
+	memory.chunk_bytes = &chunk;
+	memory.n_chunk_bytes = 1;
+	entry.klass = KVP__ENTRY_CLASS__CLASS_BLOB;
+	entry.bytes = chunk;
+	msg.memories = &memories;
+	msg.n_memories = 1;
+	msg.entries = &entries;
+	msg.n_entries = 1;
+	open = fds_open();
+	cr_assert_eq(kvp_pools_register(&pools, &client, &msg, fds, 2, &pool, err),
+		     KVP__STATUS__STATUS_OK, "%s", err);
+	cr_assert_eq(pool->n_dmabufs, 1);
+	lt_wait(&lt, &pool->board, KVP_BOARD_READY);
+	kvp_pool_board(&pool->board);
+	cr_assert_eq(atomic_load(&fake_gpu_imports), 1);
+	cr_assert_eq(fds_open(), open);
+	kvp_pool_end(pool, false, pool_ended, &ended);
+	lt_wait(&lt, &pool->board, KVP_BOARD_QUIET);
+	kvp_pool_board(&pool->board);
+	cr_assert(ended);
+	kvp_pool_free(&pools, pool);
+	kvp_lane_stop(lanes[0]);
+	lt_end(&lt);
+	close(fds[0]);
+	close(fds[1]);
 }
