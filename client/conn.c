@@ -196,12 +196,17 @@ static void reconnect_later(struct kvp_client *client)
 
 /* ---- losing -------------------------------------------------------------------------------- */
 
-/* One for each daemon process, however often it ended a connection. 0: no memory. */
+static bool is_grave_of(const struct kvpl_grave *grave, const struct kvp_client *client)
+{
+	return memcmp(grave->incarnation, client->incarnation, KVP_INCARNATION_BYTES) == 0;
+}
+
+/* One for each connection; of a daemon that does not number them one for all. */
 static uint64_t grave_dig(struct kvp_client *client)
 {
 	struct kvpl_grave *grave = client->graves;
 
-	while (grave && memcmp(grave->incarnation, client->incarnation, KVP_INCARNATION_BYTES) != 0)
+	while (grave && (!is_grave_of(grave, client) || grave->session != client->settle))
 		grave = grave->next;
 	if (grave) {
 		unwatch_close(client, &client->pidfd);
@@ -211,6 +216,7 @@ static uint64_t grave_dig(struct kvp_client *client)
 	if (!grave)
 		return UINT64_MAX; /* never buried: the rooms stay unreleased, which is safe */
 	grave->serial = ++client->next_grave;
+	grave->session = client->settle;
 	memcpy(grave->incarnation, client->incarnation, KVP_INCARNATION_BYTES);
 	grave->pidfd = KVP_TAKE_FD(client->pidfd);
 	if (grave->pidfd >= 0 &&
@@ -223,7 +229,7 @@ static uint64_t grave_dig(struct kvp_client *client)
 	return grave->serial;
 }
 
-/* Its process is dead, nothing of it can touch memory any more. */
+/* Nothing of it can touch memory any more: its process is dead, or says so. */
 static void grave_close(struct kvp_client *client, uint64_t serial)
 {
 	struct kvpl_grave **link = &client->graves;
@@ -267,9 +273,26 @@ static void conn_lose(struct kvp_client *client)
 
 /* ---- greeting ------------------------------------------------------------------------------ */
 
-static bool is_grave_of(const struct kvpl_grave *grave, const struct kvp_client *client)
+static void grave_settle(struct kvp_client *client, const struct kvpl_grave *grave)
 {
-	return memcmp(grave->incarnation, client->incarnation, KVP_INCARNATION_BYTES) == 0;
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__Settle settle = KVP__SETTLE__INIT;
+	struct kvpl_reply_to to = { .kind = KVPL_SETTLE, .object = grave->serial };
+	struct kvpl_packets packets;
+
+	settle.session = grave->session;
+	msg.body_case = KVP__CLIENT_MSG__BODY_SETTLE;
+	msg.settle = &settle;
+	kvpl_packets_init(&packets);
+	/* Without it the pages are free when the daemon ends. */
+	if (kvpl_packet_make(client, &msg, NULL, 0, &packets) == 0)
+		(void)kvpl_request_send(client, &packets, &to, NULL);
+}
+
+void kvpl_conn_settled(struct kvp_client *client, uint64_t grave, enum kvp_status status)
+{
+	if (status == KVP_OK)
+		grave_close(client, grave);
 }
 
 static void conn_up(struct kvp_client *client)
@@ -284,10 +307,13 @@ static void conn_up(struct kvp_client *client)
 	kvpl_fences_repeat(client);
 	for (grave = client->graves; grave; grave = next) {
 		next = grave->next;
-		if (is_grave_of(grave, client))
+		if (is_grave_of(grave, client)) {
 			kvpl_rooms_same_daemon(client, grave->serial);
-		else if (grave->pidfd < 0)
+			if (grave->session)
+				grave_settle(client, grave);
+		} else if (grave->pidfd < 0) {
 			grave_close(client, grave->serial);
+		}
 	}
 	kvpl_rooms_repeat(client);
 }
@@ -310,6 +336,7 @@ void kvpl_conn_greeted(struct kvp_client *client, const Kvp__Reply *reply, int p
 	}
 	client->version = hello->version;
 	client->features = hello->features;
+	client->settle = hello->session;
 	memcpy(client->incarnation, hello->incarnation.data, KVP_INCARNATION_BYTES);
 	(void)snprintf(client->node, sizeof(client->node), "%s", hello->node);
 	(void)snprintf(client->address, sizeof(client->address), "%s", hello->address);

@@ -70,8 +70,9 @@ enum kvpl_kind {
 	KVPL_POOL_RESUME,
 	KVPL_POOL_UNREGISTER,
 	KVPL_FENCE, /* object: fence; only a replayed one */
-	KVPL_ROOM,  /* expect or open; object: room */
-	KVPL_SUBMIT /* object: room */
+	KVPL_ROOM,   /* expect or open; object: room */
+	KVPL_SUBMIT, /* object: room */
+	KVPL_SETTLE  /* object: grave */
 };
 
 /* What a blocking call waits for; lives on its stack. */
@@ -167,10 +168,11 @@ struct kvpl_room {
 	char reason[KVP_LIMIT_TEXT + 1];
 };
 
-/* A daemon that was lost and may live on. */
+/* A daemon that was lost and may live on; then it says itself when the connection has settled. */
 struct kvpl_grave {
 	struct kvpl_grave *next;
 	uint64_t serial;
+	uint64_t session; /* the daemon's number of the lost connection; 0: it does not say */
 	int pidfd; /* owned; -1: unknown, then another incarnation is the proof */
 	uint8_t incarnation[KVP_INCARNATION_BYTES];
 };
@@ -195,6 +197,7 @@ struct kvp_client {
 	int64_t timer_at; /* ms; when the timer has to act, -1: not */
 	enum kvpl_conn conn;
 	uint64_t session; /* counts connections */
+	uint64_t settle;  /* the daemon's number of this connection; 0: it does not say */
 	uint32_t backoff_ms;
 	uint32_t version;
 	uint64_t features; /* of the connected daemon */
@@ -240,6 +243,8 @@ int kvpl_conn_wait_up(struct kvp_client *client, int64_t deadline_ms);
 void kvpl_conn_flush(struct kvp_client *client);
 void kvpl_conn_kick(struct kvp_client *client); /* makes the fd readable */
 void kvpl_conn_greeted(struct kvp_client *client, const Kvp__Reply *reply, int pidfd);
+/* The daemon has let go of all that a lost connection had: a grave is answered. */
+void kvpl_conn_settled(struct kvp_client *client, uint64_t grave, enum kvp_status status);
 /* Waits until deadline (-1: for ever) for something to process, then processes. -ETIMEDOUT. */
 int kvpl_conn_turn(struct kvp_client *client, int64_t deadline_ms);
 int64_t kvpl_now_ms(void);

@@ -276,6 +276,8 @@ static void request_finish(struct kvp_client *client, struct kvpl_request *req,
 		kvpl_pool_answered(client, &copy, status);
 	else if (copy.kind == KVPL_ROOM || copy.kind == KVPL_SUBMIT)
 		kvpl_room_answered(client, &copy, status, text);
+	else if (copy.kind == KVPL_SETTLE)
+		kvpl_conn_settled(client, copy.object, status);
 	if (copy.answer) {
 		copy.answer->status = status;
 		copy.answer->is_set = true;

@@ -18,6 +18,7 @@
 #include <utlist.h>
 
 #include "daemon/log.h"
+#include "daemon/session_settle.h"
 #include "proto/util.h"
 
 #define BACKLOG 128
@@ -381,6 +382,7 @@ void kvp_server_destroy(struct kvp_server *server)
 	if (!server)
 		return;
 	assert(kvp_server_idle(server) && server->fd < 0);
+	kvp_settle_clear(server);
 	free(server);
 }
 
@@ -393,6 +395,7 @@ void kvp_server_forget(struct kvp_server *server, struct kvp_session *session)
 		server->n_sessions--;
 	else
 		server->n_refused--;
+	kvp_settle_check(server);
 }
 
 struct kvp_session *kvp_server_session(const struct kvp_server *server, uint64_t id)

@@ -30,6 +30,7 @@ struct kvp_server {
 	uint32_t n_handles;           /* not yet closed */
 	struct kvp_session *sessions; /* utlist */
 	struct kvp_session *touched;  /* chained by touched_next */
+	struct kvp_settle *settles;   /* owned (utlist) */
 	uint32_t n_sessions;          /* admitted ones */
 	uint32_t n_refused;           /* being told that there are too many */
 	uint64_t last_id;

@@ -16,6 +16,7 @@
 #include "daemon/server.h"
 #include "daemon/session_io.h"
 #include "daemon/session_req.h"
+#include "daemon/session_settle.h"
 #include "proto/packet.h"
 #include "proto/util.h"
 
@@ -47,7 +48,10 @@ static void on_closed(uv_handle_t *handle)
 
 static void pool_gone(struct kvp_pool *pool, void *arg)
 {
-	kvp_pool_free(arg, pool);
+	struct kvp_pools *pools = arg;
+
+	kvp_pool_free(pools, pool);
+	kvp_settle_check(KVP_CONTAINER_OF(pools, struct kvp_core, pools)->server);
 }
 
 /* The lanes may still look at it: it outlives the session until it has ended. */

@@ -16,6 +16,7 @@
 #include "daemon/log.h"
 #include "daemon/server.h"
 #include "daemon/session_io.h"
+#include "daemon/session_settle.h"
 #include "proto/check.h"
 #include "proto/msg.h"
 #include "proto/util.h"
@@ -76,6 +77,7 @@ static void greet(struct request *req, Kvp__HelloReply *hello, uint32_t version)
 	hello->address = (char *)kvp_peers_address(core->peers);
 	hello->max_entries = core->config->limits.max_entries;
 	hello->max_rooms = session->policy.max_rooms;
+	hello->session = session->owner.id;
 	req->reply->hello = hello;
 	if (core->pidfd >= 0)
 		req->reply_fd = fcntl(core->pidfd, F_DUPFD_CLOEXEC, 0); /* -1: goes without */
@@ -111,6 +113,32 @@ static Kvp__Status on_hello(struct request *req)
 	kvp_log(KVP_LOG_DEBUG, "client %llu %s (pid %u, uid %u): session begins",
 		(unsigned long long)session->owner.id, session->owner.name, session->pid,
 		session->owner.uid);
+	return OK;
+}
+
+static Kvp__Status on_settle(struct request *req)
+{
+	struct kvp_session *session = req->session;
+	uint64_t old = req->msg->settle->session;
+	struct kvp_session_pending *pending;
+	uint32_t uid;
+
+	if (old >= session->owner.id)
+		return refuse(req, KVP__STATUS__STATUS_INVALID,
+			      "settle.session is %llu: no earlier one than this, %llu",
+			      (unsigned long long)old, (unsigned long long)session->owner.id);
+	if (!kvp_settle_left(session->core->server, old, &uid))
+		return OK;
+	if (uid != session->owner.uid)
+		return refuse(req, KVP__STATUS__STATUS_DENIED,
+			      "settle.session is %llu: another user's", (unsigned long long)old);
+	pending = kvp_session_postpone(session, req->msg->id);
+	if (!pending || kvp_settle_await(session->core->server, pending, old) < 0) {
+		if (pending)
+			kvp_session_forget(pending);
+		return refuse(req, KVP__STATUS__STATUS_NO_MEMORY, "no memory");
+	}
+	req->postponed = true;
 	return OK;
 }
 
@@ -642,6 +670,7 @@ static handler *const handlers[] = {
 	[KVP__CLIENT_MSG__BODY_INSPECT] = on_inspect,
 	[KVP__CLIENT_MSG__BODY_DRAIN] = on_drain,
 	[KVP__CLIENT_MSG__BODY_TEST_HOLD] = on_test_hold,
+	[KVP__CLIENT_MSG__BODY_SETTLE] = on_settle,
 };
 
 static Kvp__Status dispatch(struct request *req)

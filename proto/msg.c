@@ -425,6 +425,9 @@ static int check_small(struct kvp_check *c, const Kvp__ClientMsg *m)
 	case KVP__CLIENT_MSG__BODY_TEST_HOLD:
 		c->msg = "test_hold";
 		return kvp_check_word(c, "point", m->test_hold->point, 1, KVP_MAX_LABEL);
+	case KVP__CLIENT_MSG__BODY_SETTLE:
+		c->msg = "settle";
+		return kvp_check_range(c, "session", m->settle->session, 1, UINT64_MAX);
 	default:
 		return kvp_check_fail(c, KVP_STATUS_INVALID, "body is missing or unknown");
 	}

@@ -286,6 +286,7 @@ bool support_recv(int fd, struct support_reply *reply, int ms)
 		if (msg->body_case == KVP__DAEMON_MSG__BODY_REPLY) {
 			reply->id = msg->reply->id;
 			reply->status = msg->reply->status;
+			reply->session = msg->reply->hello ? msg->reply->hello->session : 0;
 			reply->recalled_from = msg->reply->recalled_from;
 			reply->fd = n_fds ? fds[0] : -1;
 			snprintf(reply->text, sizeof(reply->text), "%s", msg->reply->text);

@@ -58,7 +58,8 @@ struct support_reply {
 	Kvp__Status status;
 	char text[SUPPORT_TEXT];
 	uint32_t recalled_from;
-	int fd; /* the caller's; -1: none came along */
+	uint64_t session; /* of hello */
+	int fd;           /* the caller's; -1: none came along */
 };
 
 /* Sends a raw packet with fds. 0 or negative errno. */

@@ -68,6 +68,7 @@ static void reply_hello(struct fake *fake, uint64_t id)
 	hello.incarnation.len = sizeof(incarnation);
 	hello.node = (char *)"node-a";
 	hello.address = (char *)"127.0.0.1:7470";
+	hello.session = fake->session;
 	reply.id = id;
 	reply.hello = &hello;
 	msg.body_case = KVP__DAEMON_MSG__BODY_REPLY;

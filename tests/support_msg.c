@@ -215,6 +215,8 @@ static size_t asking(unsigned i, uint8_t *buf)
 	Kvp__Abort abort_room = KVP__ABORT__INIT;
 	Kvp__Inspect inspect = KVP__INSPECT__INIT;
 	Kvp__TestHold hold = KVP__TEST_HOLD__INIT;
+	Kvp__Drain drain = KVP__DRAIN__INIT;
+	Kvp__Settle settle = KVP__SETTLE__INIT;
 
 	recall.handle = abort_room.handle = 2;
 	recall.seq = 1;
@@ -224,6 +226,9 @@ static size_t asking(unsigned i, uint8_t *buf)
 	decline.reason = abort_room.reason = TEXT("no longer wanted");
 	inspect.what = TEXT("rooms");
 	inspect.arg = TEXT("");
+	drain.on = true;
+	drain.reason = TEXT("new kernel");
+	settle.session = 3;
 	hold.point = TEXT("after_grant");
 	hold.on = true;
 	switch (i) {
@@ -242,6 +247,12 @@ static size_t asking(unsigned i, uint8_t *buf)
 	case 4:
 		msg.inspect = &inspect;
 		return client(&msg, KVP__CLIENT_MSG__BODY_INSPECT, buf);
+	case 5:
+		msg.drain = &drain;
+		return client(&msg, KVP__CLIENT_MSG__BODY_DRAIN, buf);
+	case 6:
+		msg.settle = &settle;
+		return client(&msg, KVP__CLIENT_MSG__BODY_SETTLE, buf);
 	default:
 		msg.test_hold = &hold;
 		return client(&msg, KVP__CLIENT_MSG__BODY_TEST_HOLD, buf);

@@ -6,7 +6,7 @@
 #include "proto/msg.h"
 #include "proto/peer_msg.h"
 
-#define SUPPORT_N_CLIENT 17u
+#define SUPPORT_N_CLIENT 19u
 #define SUPPORT_N_DAEMON 3u
 #define SUPPORT_N_PEER 10u
 

@@ -592,6 +592,38 @@ Test(client, the_same_daemon_again_fails_all_rooms)
 	fake = old;
 }
 
+/* The daemon lives on and says itself when it has let go of what the connection had. */
+Test(client, a_lost_connection_is_settled)
+{
+	struct fake *old, *first = fake;
+	const Kvp__ClientMsg *msg;
+	unsigned n = 0;
+	kvp_room_id id;
+
+	kvp_client_close(client);
+	fake = fake_start(NULL, 7, true);
+	fake->session = 41;
+	open_client();
+	id = expect_pages(1, NULL, NULL);
+	restart(&old, 7);
+	fake->is_mute = true;
+	cr_assert_eq(kvp_room_wait(client, id, KVP_WAIT_TERMINAL, WAIT_MS), 0);
+	cr_expect_eq(state_of(id).status, KVP_STATUS_DAEMON_LOST);
+	do {
+		(void)kvp_wait(client, 10);
+		msg = fake_get(fake, n++);
+	} while (msg->body_case != KVP__CLIENT_MSG__BODY_SETTLE);
+	cr_expect_eq(msg->settle->session, 41);
+	cr_expect(!state_of(id).released);
+	fake_reply(fake, msg->id, KVP__STATUS__STATUS_OK, "");
+	cr_expect_eq(kvp_room_wait(client, id, KVP_WAIT_RELEASED, WAIT_MS), 0);
+	fake_kill_child(old);
+	fake_kill_child(fake);
+	fake_free(fake);
+	fake_free(old);
+	fake = first;
+}
+
 Test(client, without_pidfd_another_incarnation_is_the_proof)
 {
 	struct fake *old, *first = fake;

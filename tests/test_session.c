@@ -496,6 +496,48 @@ Test(session, what_is_not_its_own_does_not_exist, .init = setup, .fini = teardow
 	close(fd);
 }
 
+static struct support_reply call_settle(int fd, uint64_t session)
+{
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__Settle body = KVP__SETTLE__INIT;
+
+	body.session = session;
+	msg.body_case = KVP__CLIENT_MSG__BODY_SETTLE;
+	msg.settle = &body;
+	return support_call(fd, &msg, NULL, 0);
+}
+
+Test(session, what_an_ended_session_had_settles, .init = setup, .fini = teardown)
+{
+	struct support_reply reply;
+	Kvp__Entry entry;
+	int old = support_connect(&daemon_), fd = support_connect(&daemon_), mem;
+	uint64_t first, second;
+
+	reply = call_hello(old, KVP_PROTO_VERSION_MIN, KVP_PROTO_VERSION_MAX);
+	first = reply.session;
+	close(reply.fd);
+	reply = call_hello(fd, KVP_PROTO_VERSION_MIN, KVP_PROTO_VERSION_MAX);
+	second = reply.session;
+	close(reply.fd);
+	cr_assert(first > 0 && second > first);
+	mem = support_memfd(1 << 20);
+	support_entry(&entry, 0, 256, 64);
+	cr_assert_eq(support_register(old, 1, &entry, &mem, 1).status, KVP__STATUS__STATUS_OK);
+	close(old);
+	reply = call_settle(fd, first); /* waits for the end, and for the unmap */
+	cr_assert_eq(reply.status, KVP__STATUS__STATUS_OK, "%s", reply.text);
+	cr_assert_eq(support_status_number(fd, "pools"), 0);
+	reply = call_settle(fd, first);
+	cr_assert_eq(reply.status, KVP__STATUS__STATUS_OK, "nothing is left: %s", reply.text);
+	reply = call_settle(fd, second);
+	cr_assert_eq(reply.status, KVP__STATUS__STATUS_INVALID, "%s", reply.text);
+	cr_assert(strstr(reply.text, "no earlier one"), "%s", reply.text);
+	assert_lives(fd);
+	close(mem);
+	close(fd);
+}
+
 /* Runs check() as another user in a child of its own. */
 static void as_nobody(const struct support_daemon *daemon, bool (*check)(int fd))
 {
@@ -573,6 +615,29 @@ Test(session, names_of_other_users_are_not_shown)
 	cr_assert_eq(support_register(fd, 1, &entry, &mem, 1).status, KVP__STATUS__STATUS_OK);
 	as_nobody(&daemon, sees_no_names);
 	close(mem);
+	close(fd);
+	support_daemon_end(&daemon);
+}
+
+static bool is_not_told(int fd)
+{
+	struct support_reply reply = call_hello(fd, KVP_PROTO_VERSION_MIN, KVP_PROTO_VERSION_MAX);
+
+	/* The session before is the test's, and lives. */
+	return reply.status == KVP__STATUS__STATUS_OK &&
+	       call_settle(fd, reply.session - 1).status == KVP__STATUS__STATUS_DENIED;
+}
+
+Test(session, sessions_of_other_users_are_not_settled)
+{
+	struct support_daemon daemon;
+	int fd;
+
+	if (geteuid() != 0)
+		cr_skip_test("needs root to become another user");
+	support_daemon_start(&daemon, "[client]\nmode = 0666\n[policy]\nallow = all");
+	fd = support_hello(&daemon, "first");
+	as_nobody(&daemon, is_not_told);
 	close(fd);
 	support_daemon_end(&daemon);
 }

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/session_settle.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include <utlist.h>
+
+#include "daemon/server.h"
+
+struct kvp_settle {
+	struct kvp_session_pending *pending; /* owned */
+	uint64_t session;
+	struct kvp_settle *prev, *next;
+};
+
+/* Rooms need no look of their own: a pool outlives whatever uses it. */
+bool kvp_settle_left(const struct kvp_server *server, uint64_t id, uint32_t *uid)
+{
+	const struct kvp_session *session = kvp_server_session(server, id);
+	const struct kvp_pool *pool;
+
+	if (session) {
+		*uid = session->owner.uid;
+		return true;
+	}
+	DL_SEARCH_SCALAR(server->core->pools.first, pool, session, id);
+	if (pool)
+		*uid = pool->uid;
+	return pool;
+}
+
+int kvp_settle_await(struct kvp_server *server, struct kvp_session_pending *pending,
+		     uint64_t session)
+{
+	struct kvp_settle *settle = calloc(1, sizeof(*settle));
+
+	if (!settle)
+		return -ENOMEM;
+	settle->pending = pending;
+	settle->session = session;
+	DL_APPEND(server->settles, settle);
+	return 0;
+}
+
+void kvp_settle_check(struct kvp_server *server)
+{
+	struct kvp_settle *settle, *tmp;
+	uint32_t uid;
+
+	DL_FOREACH_SAFE (server->settles, settle, tmp) {
+		if (kvp_settle_left(server, settle->session, &uid))
+			continue;
+		DL_DELETE(server->settles, settle);
+		kvp_session_answer(settle->pending);
+		free(settle);
+	}
+}
+
+void kvp_settle_clear(struct kvp_server *server)
+{
+	while (server->settles) {
+		struct kvp_settle *settle = server->settles;
+
+		DL_DELETE(server->settles, settle);
+		kvp_session_forget(settle->pending);
+		free(settle);
+	}
+}
