@@ -2,6 +2,7 @@
 #include "daemon/inspect.h"
 
 #include <inttypes.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -208,6 +209,18 @@ static void add_drain(const struct kvp_inspect *ask, cJSON *status)
 	kvp_inspect_age(ask, status, "drain_s", since_ns);
 }
 
+/* For tests that look for what is left behind. */
+static void add_heap(cJSON *status)
+{
+#ifdef KVP_TEST
+	struct mallinfo2 info = mallinfo2();
+
+	kvp_inspect_num(status, "heap_bytes", info.uordblks);
+	kvp_inspect_num(status, "heap_mapped_bytes", info.hblkhd);
+#endif
+	(void)status;
+}
+
 cJSON *kvp_inspect_status(const struct kvp_inspect *ask)
 {
 	struct kvp_core *core = ask->core;
@@ -236,6 +249,7 @@ cJSON *kvp_inspect_status(const struct kvp_inspect *ask)
 	kvp_inspect_num(status, "fences", core->fences.n);
 	add_rooms(core, status, &rooms);
 	kvp_inspect_num(status, "peers", n_peers);
+	add_heap(status);
 	(void)cJSON_AddItemToObject(status, "lanes", cJSON_DetachItemFromObject(lanes, "lanes"));
 	(void)cJSON_AddItemToObject(status, "gpus_refused",
 				    cJSON_DetachItemFromObject(lanes, "gpus_refused"));

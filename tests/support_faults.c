@@ -197,7 +197,7 @@ void fault_open(struct fault_room *room)
 
 int fault_try_submit(struct fault_room *room, enum fault_part part)
 {
-	uint64_t from = part == FAULT_FIRST ? 0 : FAULT_HALF;
+	uint64_t from = part == FAULT_FIRST ? 0 : part == FAULT_LAST ? FAULT_TOKENS : FAULT_HALF;
 	struct kvp_chunk chunk = KVP_CHUNK_INIT;
 	struct kvp_side_desc side = src_side(room, from);
 	struct kvp_segment segment = { .id = SEGMENT, .entry = LAYERS, .bytes = BLOB };
@@ -206,14 +206,16 @@ int fault_try_submit(struct fault_room *room, enum fault_part part)
 	uint8_t meta[META];
 
 	chunk.start = from;
-	chunk.tokens = FAULT_HALF;
-	chunk.sides = &side;
-	chunk.n_sides = 1;
-	if (part != FAULT_FIRST) {
+	if (part != FAULT_LAST) {
+		chunk.tokens = FAULT_HALF;
+		chunk.sides = &side;
+		chunk.n_sides = 1;
+	}
+	if (part == FAULT_REST || part == FAULT_REST_OPEN) {
 		chunk.segments = &segment;
 		chunk.n_segments = 1;
 	}
-	if (part == FAULT_REST) {
+	if (part == FAULT_REST || part == FAULT_LAST) {
 		rig_put_segment(meta, META, &key, 0);
 		chunk.meta = meta;
 		chunk.meta_bytes = META;
@@ -305,17 +307,24 @@ void fault_arrived(const struct fault_end *end, uint64_t position)
 	}
 }
 
-static void check(const struct fault_room *room, uint64_t arrived, bool segment)
+static void check_source(const struct fault_room *room)
+{
+	uint8_t *source = rig_pool_image(&room->src.pool);
+
+	put_source(room, source);
+	rig_pool_check(&room->src.pool, source, "source");
+	free(source);
+}
+
+static void check_dest(const struct fault_room *room, uint64_t arrived, bool segment)
 {
 	const struct rig_pool *pool = &room->dst.pool;
 	uint8_t *before = rig_pool_image(pool), *must = rig_pool_image(pool);
-	uint8_t *may = rig_pool_image(pool), *source = rig_pool_image(&room->src.pool);
+	uint8_t *may = rig_pool_image(pool);
 	struct kvp_side_desc side = dst_side(room);
 	struct rig_key key = key_of(room);
 	uint64_t i;
 
-	put_source(room, source);
-	rig_pool_check(&room->src.pool, source, "source");
 	rig_put_rows(may, pool, &side, 0, FAULT_TOKENS, &key);
 	rig_put_segment(blob_of(pool, may), BLOB, &key, SEGMENT);
 	rig_put_rows(must, pool, &side, 0, arrived, &key);
@@ -328,17 +337,23 @@ static void check(const struct fault_room *room, uint64_t arrived, bool segment)
 	free(before);
 	free(must);
 	free(may);
-	free(source);
 }
 
 void fault_check_rows(const struct fault_room *room, uint64_t arrived)
 {
-	check(room, arrived, false);
+	check_source(room);
+	check_dest(room, arrived, false);
+}
+
+void fault_check_dest(const struct fault_room *room, uint64_t arrived)
+{
+	check_dest(room, arrived, false);
 }
 
 void fault_check_all(const struct fault_room *room)
 {
-	check(room, FAULT_TOKENS, true);
+	check_source(room);
+	check_dest(room, FAULT_TOKENS, true);
 }
 
 void fault_renew(struct fault_room *room)
@@ -350,6 +365,25 @@ void fault_renew(struct fault_room *room)
 void fault_reset(struct fault_room *room)
 {
 	rig_pool_reset(&room->dst.pool);
+}
+
+void fault_check_untouched(const struct fault_room *room)
+{
+	uint8_t *image = rig_pool_image(&room->dst.pool);
+
+	rig_pool_check(&room->dst.pool, image, "destination after its release");
+	free(image);
+}
+
+void fault_poison(struct fault_room *room)
+{
+	memset(room->src.pool.mem, 0xee, room->src.pool.bytes);
+}
+
+void fault_restore(struct fault_room *room)
+{
+	rig_pool_reset(&room->src.pool);
+	put_source(room, room->src.pool.mem);
 }
 
 /* ---- test points ---------------------------------------------------------------------------- */
@@ -505,6 +539,100 @@ void fault_idle(const struct rig_daemon *daemon)
 void fault_idle_but_sent(const struct rig_daemon *daemon)
 {
 	idle(daemon, true);
+}
+
+void fault_parked(const struct rig_daemon *daemon)
+{
+	uint64_t until = rig_now_ns() + FAULT_SECS * UINT64_C(1000000000), n = 0;
+	const cJSON *limit;
+
+	while (n == 0) {
+		cJSON *root = ask(daemon, "status");
+
+		cJSON_ArrayForEach (limit, cJSON_GetObjectItemCaseSensitive(root, "limits")) {
+			const cJSON *name = cJSON_GetObjectItemCaseSensitive(limit, "name");
+
+			if (!strcmp(cJSON_GetStringValue(name), "limits.max_parked_offers"))
+				n = number(limit, "used");
+		}
+		cJSON_Delete(root);
+		RIG_REQUIRE(rig_now_ns() < until, "%s: no offer is parked", daemon->name);
+		if (n == 0)
+			rig_sleep_ms(2);
+	}
+}
+
+/* Is a session with that peer up that was so before? */
+static bool has_session(const cJSON *peers, const char *address, uint64_t since_ns)
+{
+	const cJSON *peer;
+
+	cJSON_ArrayForEach (peer, peers) {
+		const cJSON *state = cJSON_GetObjectItemCaseSensitive(peer, "state");
+		const cJSON *with = cJSON_GetObjectItemCaseSensitive(peer, "address");
+		const cJSON *age = cJSON_GetObjectItemCaseSensitive(peer, "age_s");
+
+		if (!strcmp(cJSON_GetStringValue(state), "up") &&
+		    !strcmp(cJSON_GetStringValue(with), address) &&
+		    age->valuedouble * 1e9 > (double)(rig_now_ns() - since_ns))
+			return true;
+	}
+	return false;
+}
+
+void fault_session_lost(const struct rig_daemon *daemon, const struct rig_daemon *peer,
+			uint64_t since_ns)
+{
+	uint64_t until = rig_now_ns() + FAULT_SECS * UINT64_C(1000000000);
+	bool up = true;
+
+	while (up) {
+		cJSON *root = ask(daemon, "peers");
+
+		up = has_session(cJSON_GetObjectItemCaseSensitive(root, "peers"), peer->address,
+				 since_ns);
+		cJSON_Delete(root);
+		RIG_REQUIRE(rig_now_ns() < until, "%s: the session with %s is up", daemon->name,
+			    peer->name);
+		if (up)
+			rig_sleep_ms(5);
+	}
+}
+
+uint32_t fault_maps(const struct rig_daemon *daemon)
+{
+	char path[64], line[1024];
+	uint32_t n = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/maps", (int)daemon->pid);
+	file = fopen(path, "re");
+	RIG_REQUIRE(file, "%s: %s", path, strerror(errno));
+	while (fgets(line, sizeof(line), file))
+		n += strstr(line, "/memfd:") != NULL;
+	(void)fclose(file);
+	return n;
+}
+
+void fault_maps_back(const struct rig_daemon *daemon, uint32_t maps)
+{
+	uint64_t until = rig_now_ns() + FAULT_SECS * UINT64_C(1000000000);
+	uint32_t n;
+
+	while ((n = fault_maps(daemon)) > maps) {
+		RIG_REQUIRE(rig_now_ns() < until, "%s: %u memfds mapped, %u before", daemon->name,
+			    n, maps);
+		rig_sleep_ms(5);
+	}
+}
+
+void fault_heap(const struct rig_daemon *daemon, uint64_t bytes[2])
+{
+	cJSON *root = ask(daemon, "status");
+
+	bytes[0] = number(root, "heap_bytes");
+	bytes[1] = number(root, "heap_mapped_bytes");
+	cJSON_Delete(root);
 }
 
 uint32_t fault_fds(const struct rig_daemon *daemon)

@@ -35,8 +35,9 @@ struct fault_room {
 	void (*on_chunk)(struct kvp_chunk *chunk);
 };
 
-/* What a submit brings: half of the tokens, or the rest with segment (and last, and meta). */
-enum fault_part { FAULT_FIRST, FAULT_REST_OPEN, FAULT_REST };
+/* What a submit brings: half of the tokens, or the rest with segment (and last, and meta), or after
+ * an open rest the last chunk without tokens. */
+enum fault_part { FAULT_FIRST, FAULT_REST_OPEN, FAULT_REST, FAULT_LAST };
 
 /* Allocates both pools and writes the source's rows. */
 void fault_room_make_rows(struct fault_room *room, uint64_t id, const struct rig_daemon *src,
@@ -69,12 +70,19 @@ void fault_arrived(const struct fault_end *end, uint64_t position);
 /* The source is as it was; the destination has the rows below `arrived`, and at other places that
  * are the room's either its bytes or what was there before. */
 void fault_check_rows(const struct fault_room *room, uint64_t arrived);
-/* The same, with all rows and the segment. */
+/* The destination alone. */
+void fault_check_dest(const struct fault_room *room, uint64_t arrived);
+/* The same of both, with all rows and the segment. */
 void fault_check_all(const struct fault_room *room);
 /* Other bytes from now on, in the source too; for rooms of which nothing was submitted. */
 void fault_renew(struct fault_room *room);
 /* The destination's memory as at first; for rooms that are released. */
 void fault_reset(struct fault_room *room);
+/* Nothing has been written there since. */
+void fault_check_untouched(const struct fault_room *room);
+/* The source's memory as an engine that uses it for something else; and as at first. */
+void fault_poison(struct fault_room *room);
+void fault_restore(struct fault_room *room);
 
 /* Keeps what reaches the test point, or lets go. */
 void fault_hold(const struct rig_daemon *daemon, const char *point, bool on);
@@ -84,6 +92,16 @@ void fault_held(const struct rig_daemon *daemon, const char *point);
 void fault_idle(const struct rig_daemon *daemon);
 /* The same, but for slots on their way to a peer that does not read. */
 void fault_idle_but_sent(const struct rig_daemon *daemon);
+/* Waits until an offer is parked there. */
+void fault_parked(const struct rig_daemon *daemon);
+/* Waits until the daemon has no session with the peer that is as old as that. */
+void fault_session_lost(const struct rig_daemon *daemon, const struct rig_daemon *peer,
+			uint64_t since_ns);
+/* Memfds that the daemon has mapped. */
+uint32_t fault_maps(const struct rig_daemon *daemon);
+void fault_maps_back(const struct rig_daemon *daemon, uint32_t maps);
+/* Bytes that its allocator has given out: in arenas, and as mappings of their own. */
+void fault_heap(const struct rig_daemon *daemon, uint64_t bytes[2]);
 uint32_t fault_fds(const struct rig_daemon *daemon);
 /* Waits until the daemon has no more descriptors than that. */
 void fault_fds_back(const struct rig_daemon *daemon, uint32_t fds);
