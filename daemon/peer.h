@@ -82,8 +82,8 @@ int kvp_peer_send(struct kvp_peer *peer, const Kvp__PeerMsg *msg);
 void kvp_peer_fail(struct kvp_peer *peer, Kvp__Status status, const char *why);
 
 /* The data endpoint from own lane `lane_idx` to the peer's lane with that transport address, made
- * on first use; returns its id for orders (0: failed, text in err). Self: 0 and OK (local mode).
- * Ends with the session. */
+ * on first use; its id for orders goes to `ep`. A lane to itself: 0 (local mode); two lanes of this
+ * daemon have an endpoint as those of two daemons do. Ends with the session. */
 int kvp_peer_endpoint(struct kvp_peer *peer, uint32_t lane_idx, uint32_t peer_lane,
 		      const void *addr, uint32_t addr_bytes, uint64_t *ep);
 

@@ -89,7 +89,7 @@ int kvp_peer_endpoint(struct kvp_peer *peer, uint32_t lane_idx, uint32_t peer_la
 	struct kvp_peer_ep *ep;
 	int r;
 
-	if (peer->self) {
+	if (peer->self && peer_lane == lane_idx) {
 		*ep_id = 0;
 		return 0;
 	}

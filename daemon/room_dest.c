@@ -211,11 +211,7 @@ static Kvp__Status order_rx_leg(struct kvp_dleg *leg, const Kvp__Accept *accept,
 			status = kvp_room_refuse(err, KVP__STATUS__STATUS_TRANSPORT,
 						 "no data path to lane %u: %s", accept->lane,
 						 uv_strerror(r));
-		else if (order->ep == 0 && accept->lane != room->lane_idx)
-			status = kvp_room_refuse(err, KVP__STATUS__STATUS_UNSUPPORTED,
-						 "its pool is on lane %u, this one on lane %u of "
-						 "the same daemon",
-						 accept->lane, room->lane_idx);
+		leg->local = order->ep == 0;
 	}
 	if (status != KVP_ROOM_OK) {
 		free(order->leg.block);

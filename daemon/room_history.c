@@ -121,11 +121,18 @@ static const char *status_verdict(const struct kvp_room *room)
 /* ---- copies ------------------------------------------------------------------------------------
  */
 
-static const char *leg_mode(const struct kvp_peer *peer, bool data)
+static const char *leg_mode(bool data, bool local)
 {
 	if (!data)
 		return "none";
-	return peer && kvp_peer_is_self(peer) ? "local" : "landing";
+	return local ? "local" : "landing";
+}
+
+/* Before the sender has accepted it may be on another lane of this daemon. */
+static bool dleg_local(const struct kvp_dleg *leg)
+{
+	return leg->local ||
+	       (leg->state != KVP_DLEG_ACCEPTED && leg->peer && kvp_peer_is_self(leg->peer));
 }
 
 /* "landing" as soon as one leg needs it. */
@@ -138,12 +145,12 @@ static const char *room_mode(const struct kvp_room *room)
 		for (uint32_t i = 0; i < room->dest.n_legs; i++)
 			if (room->dest.legs[i].data && room->dest.legs[i].peer &&
 			    strcmp(mode, "landing") != 0)
-				mode = leg_mode(room->dest.legs[i].peer, true);
+				mode = leg_mode(true, dleg_local(&room->dest.legs[i]));
 		return mode;
 	}
 	DL_FOREACH2 (room->send.legs, sleg, rnext) {
 		if (sleg->data && strcmp(mode, "landing") != 0)
-			mode = leg_mode(sleg->peer, true);
+			mode = leg_mode(true, sleg->local);
 	}
 	return mode;
 }
@@ -295,7 +302,7 @@ static void dleg_view(const struct kvp_dleg *leg, struct kvp_room_leg_view *out)
 		.state = leg->over      ? "aborted by the sender"
 			 : leg->drained ? "drained"
 					: states[leg->state],
-		.mode = leg_mode(leg->peer, leg->data),
+		.mode = leg_mode(leg->data, dleg_local(leg)),
 		.waits_text = over ? "" : waits[leg->state],
 		.waits_since_ns = leg->since_ns,
 	};
@@ -321,7 +328,7 @@ static void sleg_view(const struct kvp_sleg *leg, struct kvp_room_leg_view *out)
 		.dest = leg->dest,
 		.generation = leg->generation,
 		.state = leg->over ? "aborted by the destination" : states[leg->state],
-		.mode = leg_mode(leg->peer, leg->data),
+		.mode = leg_mode(leg->data, leg->local),
 		.waits_text = leg->over ? "" : waits[leg->state],
 		.waits_since_ns = leg->since_ns,
 	};

@@ -55,6 +55,7 @@ struct kvp_dleg {
 	enum kvp_dleg_state state;
 	uint32_t sender, n_dests;
 	bool data;                  /* role */
+	bool local;                 /* accepted, and on the lane that the sender's pool is on */
 	bool over;                  /* its sender has aborted it: no abort goes back */
 	bool drained;               /* its sender has nothing of it running any more */
 	uint64_t since_ns;          /* of the state */
@@ -77,7 +78,7 @@ struct kvp_sleg {
 	uint32_t dest;
 	uint64_t since_ns; /* accepted */
 	uint64_t generation;
-	bool data;
+	bool data, local; /* local: the destination is on this lane */
 	bool over;                        /* its destination has aborted it */
 	Kvp__PeerMsg *offer;              /* owned */
 	struct kvp_lane_geom geom;        /* owned until it goes to the lane with Go */

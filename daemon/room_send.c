@@ -240,15 +240,17 @@ static Kvp__Status offer_geom(struct kvp_sleg *leg, const struct kvp_peer *peer,
 	status = kvp_geom_check_tags(pool, &offer->layout_tag, offer->layout_version, err);
 	if (status != KVP_ROOM_OK)
 		return status;
-	if (kvp_peer_is_self(peer) && offer->lane != room->lane_idx)
+	leg->local = kvp_peer_is_self(peer) && offer->lane == room->lane_idx;
+	if (!leg->local && offer->lane_address.len == 0)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_UNSUPPORTED,
-				       "its pool is on lane %u, this one on lane %u of the same "
-				       "daemon",
+				       kvp_peer_is_self(peer)
+					       ? "its pool is on lane %u, this one on lane %u of "
+						 "the same daemon, and there is no data transport "
+						 "between them: peer.listen is not set"
+					       : "lane %u of the destination's daemon has no data "
+						 "transport for this one's lane %u",
 				       offer->lane, room->lane_idx);
-	if (!kvp_peer_is_self(peer) && offer->lane_address.len == 0)
-		return kvp_room_refuse(err, KVP__STATUS__STATUS_UNSUPPORTED,
-				       "the destination's daemon has no data transport");
-	if (!kvp_peer_is_self(peer) && offer->transport[0] &&
+	if (!leg->local && offer->transport[0] &&
 	    strcmp(offer->transport, kvp_lane_transport(room->lane)) != 0)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_UNSUPPORTED,
 				       "the destination's daemon moves data by %s, this one by %s: "

@@ -442,6 +442,23 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
 	return CUDA_SUCCESS;
 }
 
+CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *prop,
+				       CUmemAllocationGranularity_flags flags)
+{
+	(void)prop;
+	(void)flags;
+	*bytes = GRAIN;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr addr)
+{
+	(void)value;
+	(void)attribute;
+	(void)addr;
+	return CUDA_SUCCESS;
+}
+
 CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdeviceptr addr)
 {
 	const struct map *map;
@@ -623,6 +640,15 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
 	(void)device;
 	*value = 0;
 	return CUDA_SUCCESS;
+}
+
+/* It sits in no slot. */
+CUresult cuDeviceGetPCIBusId(char *id, int bytes, CUdevice device)
+{
+	(void)device;
+	if (bytes > 0)
+		id[0] = '\0';
+	return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice device)

@@ -233,6 +233,17 @@ static void local_ipc(struct rig *rig)
 	transfer(rig, true, DEVICE_IPC, DEVICE_CHUNKS);
 }
 
+/* Two lanes of one daemon: as between two daemons. */
+static void lanes_to_host(struct rig *rig)
+{
+	transfer(rig, true, DEVICE_CHUNKS, DEVICE_NONE);
+}
+
+static void lanes_from_host(struct rig *rig)
+{
+	transfer(rig, true, DEVICE_NONE, DEVICE_IPC);
+}
+
 /* ---- a torn read ----------------------------------------------------------------------------- */
 
 #define TORN_PAGES (fake ? 256u : 1024u)
@@ -752,6 +763,8 @@ int main(int argc, char **argv)
 		{ "landing, chunks", landing_chunks },
 		{ "landing, to the host", landing_mixed },
 		{ "local", local_ipc },
+		{ "one daemon, GPU to host", lanes_to_host },
+		{ "one daemon, host to GPU", lanes_from_host },
 		{ "torn reads", torn_reads },
 		{ "fences that never come", stalled },
 		{ "memory of owners", owners },
