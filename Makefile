@@ -6,6 +6,7 @@
 # make asan         check under ASan and UBSan       make tsan        stress programs under TSan
 # make valgrind     Criterion tests under valgrind   make bench       all benchmarks (T=bench_x: one)
 # make check-rdma   RDMA verbs for real: soft RoCE in a QEMU guest, which it builds from Debian packages
+# make matrix            every state of a room x every victim x every fault (T=sample, T=want/)
 # make fuzz T=msg SECS=60    one libFuzzer target    make deps        only the Debian packages
 # make soak SECS=60 [SEED=n] looks for wrong bytes under aborts, restarts, and reuse of everything
 # make lint         clang-tidy and cppcheck          make format      (format-check only looks)
@@ -67,7 +68,7 @@ CLIENT_OBJ := $(call obj,$(filter-out client/ctl%.c,$(wildcard client/*.c)))
 bin = $(patsubst %.c,$(BUILD)/%,$(wildcard $(1)))
 CRITERION_BIN := $(call bin,tests/test_*.c)
 FUZZ_BIN := $(call bin,tests/fuzz_*.c)
-PLAIN_BIN := $(call bin,tests/stress_*.c tests/bench_*.c tests/replay_*.c tests/demo*.c)
+PLAIN_BIN := $(call bin,tests/stress_*.c tests/bench_*.c tests/replay_*.c tests/demo*.c tests/matrix.c)
 # The same tests of lanes with a GPU that is none.
 FAKE_GPU_BIN := $(patsubst %,$(BUILD)/tests/%_gpu,test_lane test_lane_rooms test_lane_fair test_lane_hostile)
 TEST_BIN := $(CRITERION_BIN) $(FAKE_GPU_BIN) $(FUZZ_BIN) $(PLAIN_BIN)
@@ -90,8 +91,8 @@ RUN_ENV := KVP_TOP=$(CURDIR) KVP_BIN=$(CURDIR)/$(BUILD)
 CH_FILES = $(wildcard $(shell git ls-files -co --exclude-standard '*.[ch]'))
 C_FILES = $(filter %.c,$(CH_FILES))
 
-.PHONY: all tests help deps check check-rdma asan tsan soak valgrind bench demo parity python run-check run-rdma \
-	run-stress run-soak run-valgrind run-bench run-demo run-parity fuzz lint format format-check top gpu-bundle clean install uninstall
+.PHONY: all tests help deps check check-rdma asan tsan soak valgrind matrix bench demo parity python run-check run-rdma \
+	run-stress run-soak run-valgrind run-matrix run-bench run-demo run-parity fuzz lint format format-check top gpu-bundle clean install uninstall
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -189,6 +190,8 @@ soak: deps
 	$(sub) KVP_TEST=1 run-soak
 valgrind: deps
 	$(sub) KVP_TEST=1 run-valgrind
+matrix: deps
+	$(sub) KVP_TEST=1 run-matrix
 bench demo parity: deps
 	$(sub) run-$@
 run-check: tests
@@ -199,6 +202,8 @@ run-stress: $(call pick,stress)
 	@$(RUN_ENV) tests/run.sh $^
 run-valgrind: all $(call pick,test)
 	@KVP_WRAP='valgrind -q --error-exitcode=9 --trace-children=yes' $(RUN_ENV) tests/run.sh $(call pick,test)
+run-matrix: all $(BUILD)/tests/matrix
+	@$(RUN_ENV) UCX_LOG_LEVEL=error $(BUILD)/tests/matrix $(or $(T),all)
 run-bench: all $(call pick,bench)
 	@KVP_SHOW=1 KVP_JOBS=1 $(RUN_ENV) tests/run.sh $(call pick,bench)
 run-demo: all $(call bin,tests/demo*.c)

@@ -69,7 +69,7 @@ enum kvpl_kind {
 	KVPL_POOL_PAUSE,
 	KVPL_POOL_RESUME,
 	KVPL_POOL_UNREGISTER,
-	KVPL_FENCE, /* object: fence; only a replayed one */
+	KVPL_FENCE,  /* object: fence; only a replayed one */
 	KVPL_ROOM,   /* expect or open; object: room */
 	KVPL_SUBMIT, /* object: room */
 	KVPL_SETTLE  /* object: grave */
@@ -173,7 +173,7 @@ struct kvpl_grave {
 	struct kvpl_grave *next;
 	uint64_t serial;
 	uint64_t session; /* the daemon's number of the lost connection; 0: it does not say */
-	int pidfd; /* owned; -1: unknown, then another incarnation is the proof */
+	int pidfd;        /* owned; -1: unknown, then another incarnation is the proof */
 	uint8_t incarnation[KVP_INCARNATION_BYTES];
 };
 

@@ -43,27 +43,28 @@ int kvp_settle_await(struct kvp_server *server, struct kvp_session_pending *pend
 	return 0;
 }
 
+static struct kvp_session_pending *settle_take(struct kvp_server *server, struct kvp_settle *settle)
+{
+	struct kvp_session_pending *pending = settle->pending;
+
+	DL_DELETE(server->settles, settle);
+	free(settle);
+	return pending;
+}
+
 void kvp_settle_check(struct kvp_server *server)
 {
 	struct kvp_settle *settle, *tmp;
 	uint32_t uid;
 
 	DL_FOREACH_SAFE (server->settles, settle, tmp) {
-		if (kvp_settle_left(server, settle->session, &uid))
-			continue;
-		DL_DELETE(server->settles, settle);
-		kvp_session_answer(settle->pending);
-		free(settle);
+		if (!kvp_settle_left(server, settle->session, &uid))
+			kvp_session_answer(settle_take(server, settle));
 	}
 }
 
 void kvp_settle_clear(struct kvp_server *server)
 {
-	while (server->settles) {
-		struct kvp_settle *settle = server->settles;
-
-		DL_DELETE(server->settles, settle);
-		kvp_session_forget(settle->pending);
-		free(settle);
-	}
+	while (server->settles)
+		kvp_session_forget(settle_take(server, server->settles));
 }

@@ -6,7 +6,7 @@
 base="gcc make pkg-config libc6-dev libuv1-dev libprotobuf-c-dev protobuf-c-compiler libucx-dev
 libinih-dev uthash-dev libcjson-dev libxxhash-dev libibverbs-dev librdmacm-dev"
 tests="libcriterion-dev clang clang-format clang-tidy cppcheck libclang-rt-14-dev valgrind
-python3 python3-numpy python3-pytest python3-pip python3-setuptools python3-wheel mypy"
+python3 python3-numpy python3-pytest python3-pip python3-setuptools python3-wheel mypy iproute2"
 
 rdma="qemu-system-x86 busybox-static xz-utils iproute2 ibverbs-providers"
 

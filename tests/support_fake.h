@@ -33,7 +33,7 @@ struct fake {
 	atomic_int refuse_kind; /* Kvp__ClientMsg__BodyCase refused with refuse_status */
 	atomic_int refuse_status;
 	atomic_uint recalled_from;
-	atomic_uint session; /* that hello is answered with; 0: as an older daemon */
+	atomic_uint session;           /* that hello is answered with; 0: as an older daemon */
 	Kvp__ClientMsg *log[FAKE_LOG]; /* what came, in order; under lock */
 	size_t n_fds[FAKE_LOG];
 	unsigned n_log;

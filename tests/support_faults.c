@@ -417,30 +417,6 @@ static void raw_call(int fd, Kvp__ClientMsg *msg)
 	kvp__daemon_msg__free_unpacked(answer, NULL);
 }
 
-void fault_hold(const struct rig_daemon *daemon, const char *point, bool on)
-{
-	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
-	Kvp__Hello hello = KVP__HELLO__INIT;
-	Kvp__TestHold hold = KVP__TEST_HOLD__INIT;
-	int fd = raw_connect(daemon);
-
-	hello.version_min = KVP_PROTO_VERSION_MIN;
-	hello.version_max = KVP_PROTO_VERSION_MAX;
-	hello.name = (char *)"tester";
-	hello.pid = (uint32_t)getpid();
-	msg.id = 1;
-	msg.body_case = KVP__CLIENT_MSG__BODY_HELLO;
-	msg.hello = &hello;
-	raw_call(fd, &msg);
-	hold.point = (char *)point;
-	hold.on = on;
-	msg.id = 2;
-	msg.body_case = KVP__CLIENT_MSG__BODY_TEST_HOLD;
-	msg.test_hold = &hold;
-	raw_call(fd, &msg);
-	(void)close(fd);
-}
-
 bool fault_points(void)
 {
 #ifdef KVP_TEST
@@ -478,6 +454,50 @@ static uint64_t number(const cJSON *object, const char *name)
 static const cJSON *lane_of(const cJSON *root)
 {
 	return cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(root, "lanes"), 0);
+}
+
+static void hold_order(const struct rig_daemon *daemon, const char *point, bool on)
+{
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__Hello hello = KVP__HELLO__INIT;
+	Kvp__TestHold hold = KVP__TEST_HOLD__INIT;
+	int fd = raw_connect(daemon);
+
+	hello.version_min = KVP_PROTO_VERSION_MIN;
+	hello.version_max = KVP_PROTO_VERSION_MAX;
+	hello.name = (char *)"tester";
+	hello.pid = (uint32_t)getpid();
+	msg.id = 1;
+	msg.body_case = KVP__CLIENT_MSG__BODY_HELLO;
+	msg.hello = &hello;
+	raw_call(fd, &msg);
+	hold.point = (char *)point;
+	hold.on = on;
+	msg.id = 2;
+	msg.body_case = KVP__CLIENT_MSG__BODY_TEST_HOLD;
+	msg.test_hold = &hold;
+	raw_call(fd, &msg);
+	(void)close(fd);
+}
+
+static uint64_t lane_turns(const struct rig_daemon *daemon)
+{
+	cJSON *root = ask(daemon, "lanes");
+	uint64_t n = number(lane_of(root), "turns");
+
+	cJSON_Delete(root);
+	return n;
+}
+
+/* The answer comes from the loop. The lane has heard of it when it has begun another turn since; an
+ * idle one makes a turn for each order. */
+void fault_hold(const struct rig_daemon *daemon, const char *point, bool on)
+{
+	uint64_t before = lane_turns(daemon);
+
+	do
+		hold_order(daemon, point, on);
+	while (lane_turns(daemon) < before + 2);
 }
 
 void fault_held(const struct rig_daemon *daemon, const char *point)

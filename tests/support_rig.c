@@ -23,6 +23,8 @@ unsigned int rig_deadline_s = 120;
 /* Whose failure it is, in messages. */
 static char self[64] = "rig";
 
+void (*rig_dying)(void);
+
 void rig_die(const char *where, int line, const char *cond, const char *fmt, ...)
 {
 	va_list args;
@@ -33,6 +35,8 @@ void rig_die(const char *where, int line, const char *cond, const char *fmt, ...
 	vfprintf(stderr, fmt, args);
 	va_end(args);
 	fprintf(stderr, "\n");
+	if (rig_dying)
+		KVP_TAKE(rig_dying)();
 	_exit(1);
 }
 

@@ -22,6 +22,8 @@
 #define RIG_STAGES 64u
 #define RIG_ENTRIES 64u
 
+/* Runs once before the end, for whoever wants to know more; NULL: nothing. */
+extern void (*rig_dying)(void);
 /* Ends the process with exit status 1 and says where and why. */
 void rig_die(const char *where, int line, const char *cond, const char *fmt, ...)
 	__attribute__((noreturn, format(printf, 4, 5)));
