@@ -258,7 +258,7 @@ static bool clients_have_read(const struct kvp_daemon *daemon)
 	const struct kvp_session *session;
 
 	DL_FOREACH (daemon->core.server->sessions, session) {
-		if (session->n_replies > 0 || session->owner.dirty || session->owner.n_rooms > 0)
+		if (session->n_replies > 0 || !kvp_room_owner_told(&session->owner))
 			return false;
 	}
 	return true;
@@ -280,8 +280,7 @@ static void stop_step(struct kvp_daemon *daemon)
 		if (core->rooms && kvp_rooms_moving(core->rooms) > 0 && !late)
 			return;
 		if (core->rooms)
-			kvp_rooms_fail_all(core->rooms, UINT32_MAX, KVP__STATUS__STATUS_STOPPING,
-					   "the daemon shuts down");
+			kvp_rooms_stop(core->rooms, "the daemon shuts down");
 		stop_enter(daemon, STOP_FAILING, STOP_READ_NS);
 		return;
 	case STOP_FAILING:

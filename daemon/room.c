@@ -361,7 +361,9 @@ static void KVP_PRINTF(4, 0) room_fail_va(struct kvp_room *room, Kvp__Status sta
 	room->rooms->stats.failed_by_status[KVP_MIN((unsigned)status, KVP_ROOM_STATUSES - 1)]++;
 	kvp_room_set_state(room, KVP__ROOM_STATE__ROOM_FAILED);
 	room_log_failure(room);
-	if (room->key.is_dest)
+	if (room->left)
+		; /* a peer hears that the session has ended, as after a crash */
+	else if (room->key.is_dest)
 		kvp_dest_tell(room);
 	else
 		kvp_send_tell(room);

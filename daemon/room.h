@@ -90,12 +90,17 @@ void kvp_rooms_owner_lost(struct kvp_rooms *rooms, struct kvp_room_owner *owner,
 /* Every room of the pool fails with this status; the pool's n_users goes to 0 by and by. */
 void kvp_rooms_pool_ends(struct kvp_rooms *rooms, struct kvp_pool *pool, Kvp__Status status,
 			 const char *why);
-/* Every room fails with this status (stop of the daemon, stuck lane: lane_idx, or UINT32_MAX for
- * all). */
+/* Every room fails with this status (stuck lane: lane_idx, or UINT32_MAX for all). */
 void kvp_rooms_fail_all(struct kvp_rooms *rooms, uint32_t lane_idx, Kvp__Status status,
 			const char *why);
 /* Refuses new expectations and opens from now on, with STOPPING. */
 void kvp_rooms_close(struct kvp_rooms *rooms);
+/* The stop has come to its end: rooms in motion fail with STOPPING. Those of which nothing was
+ * submitted are left as they are, and nobody is told: their clients announce them again to the next
+ * process, and peers wait for that. */
+void kvp_rooms_stop(struct kvp_rooms *rooms, const char *why);
+/* After that: all that the owner has is left, or its end has been read. */
+bool kvp_room_owner_told(const struct kvp_room_owner *owner);
 /* On: the same until off, and the reason; what has no legs yet fails, since it will get none. Legs
  * that there are go on to their end. */
 void kvp_rooms_drain(struct kvp_rooms *rooms, bool on, const char *reason);

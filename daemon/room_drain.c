@@ -19,6 +19,41 @@ Kvp__Status kvp_room_no_legs(const struct kvp_rooms *rooms, char *text, size_t b
 	return KVP__STATUS__STATUS_STOPPING;
 }
 
+/* The client's library announces it again when the daemon is lost: nothing has moved, as far as the
+ * client can have been told. */
+static bool can_be_left(const struct kvp_room *room)
+{
+	if (room->key.is_dest)
+		return room->state == KVP__ROOM_STATE__ROOM_OFFERING ||
+		       room->state == KVP__ROOM_STATE__ROOM_ACCEPTED;
+	return room->send.n_chunks == 0 && (room->state == KVP__ROOM_STATE__ROOM_WAITING ||
+					    room->state == KVP__ROOM_STATE__ROOM_READY);
+}
+
+void kvp_rooms_stop(struct kvp_rooms *rooms, const char *why)
+{
+	struct kvp_room *room, *tmp;
+
+	DL_FOREACH_SAFE (rooms->all, room, tmp) {
+		if (kvp_room_terminal(room))
+			continue;
+		room->left = can_be_left(room);
+		if (!room->left)
+			kvp_room_fail(room, KVP__STATUS__STATUS_STOPPING, "%s", why);
+	}
+}
+
+bool kvp_room_owner_told(const struct kvp_room_owner *owner)
+{
+	const struct kvp_room *room;
+
+	DL_FOREACH2 (owner->rooms, room, onext) {
+		if (!room->left)
+			return false;
+	}
+	return !owner->dirty;
+}
+
 /* Not all of its legs are there, and now they will not come. */
 static bool lacks_legs(const struct kvp_room *room)
 {

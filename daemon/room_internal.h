@@ -176,6 +176,7 @@ struct kvp_room {
 	Kvp__Status status;
 	char *reason; /* owned; NULL: none, or no memory for it */
 	bool retry, complete, failed, released;
+	bool left;             /* to the next process: its end is not told */
 	bool drain_told;       /* the drain timer has run out: said once */
 	uint32_t failed_waits; /* what it waited for when it failed */
 	uint64_t prefix, end;

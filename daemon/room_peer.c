@@ -195,6 +195,8 @@ static void on_offer(struct kvp_rooms *rooms, struct kvp_peer *peer, const Kvp__
 	struct kvp_room *room = kvp_room_find(rooms, leg->room, leg->sender, false);
 	char why[KVP_ROOM_ERR];
 
+	if (rooms->closed)
+		return; /* its session ends soon: then it is offered again, to the next process */
 	if (kvp_room_no_legs(rooms, why, sizeof(why)) != KVP_ROOM_OK)
 		kvp_room_abort_leg(peer, leg, KVP__STATUS__STATUS_STOPPING, why, true);
 	else if (room && !kvp_room_terminal(room))

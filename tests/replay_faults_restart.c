@@ -32,6 +32,21 @@ static void pair_begin(struct rig *rig, struct pair *pair, const char *extra)
 	fault_connect_both(&pair->room);
 }
 
+/* As systemd does it. Clients hear of it before they ask for anything. */
+static void restart_orderly(struct pair *pair, enum which which)
+{
+	if (which & PREFILL)
+		RIG_REQUIRE(rig_daemon_stop(pair->prefill) == 0);
+	if (which & DECODE)
+		RIG_REQUIRE(rig_daemon_stop(pair->decode) == 0);
+	if (which & PREFILL)
+		rig_daemon_restart(pair->prefill, STOPPING);
+	if (which & DECODE)
+		rig_daemon_restart(pair->decode, STOPPING);
+	(void)kvp_process(pair->room.src.client);
+	(void)kvp_process(pair->room.dst.client);
+}
+
 /* The clients hear of it before they ask for anything. */
 static void restart(struct pair *pair, enum which which)
 {
@@ -60,7 +75,7 @@ static void room_over(struct pair *pair)
 }
 
 /* One end is there and waits for the other. */
-static void parked(struct rig *rig)
+static void parked_by(struct rig *rig, void (*how)(struct pair *pair, enum which which))
 {
 	struct pair pair;
 	enum which which;
@@ -69,34 +84,45 @@ static void parked(struct rig *rig)
 	for (which = PREFILL; which <= BOTH; which++) {
 		printf("     decode waits, %s restarted\n", names[which]);
 		fault_expect(&pair.room);
-		restart(&pair, which);
+		how(&pair, which);
 		fault_open(&pair.room);
 		room_over(&pair);
 		printf("     prefill waits, %s restarted\n", names[which]);
 		fault_open(&pair.room);
-		restart(&pair, which);
+		how(&pair, which);
 		fault_expect(&pair.room);
 		room_over(&pair);
 	}
 	fault_close(&pair.room);
 }
 
+static void parked(struct rig *rig)
+{
+	parked_by(rig, restart);
+}
+
+static void parked_orderly(struct rig *rig)
+{
+	parked_by(rig, restart_orderly);
+}
+
 /* Both ends are ready and nothing has been submitted. The end whose daemon is new is announced anew
  * by its library; the other had accepted a peer that is gone, and is told to try again. */
-static void ready(struct rig *rig)
+static void ready_by(struct rig *rig, void (*how)(struct pair *pair, enum which which),
+		     enum which last)
 {
 	struct pair pair;
 	struct fault_room *room = &pair.room;
 	enum which which;
 
 	pair_begin(rig, &pair, DAEMON);
-	for (which = PREFILL; which <= BOTH; which++) {
+	for (which = PREFILL; which <= last; which++) {
 		printf("     ready, %s restarted\n", names[which]);
 		fault_expect(room);
 		fault_open(room);
 		(void)rig_await(room->src.client, room->src.room, KVP_WAIT_READY, FAULT_SECS);
 		(void)rig_await(room->dst.client, room->dst.room, KVP_WAIT_READY, FAULT_SECS);
-		restart(&pair, which);
+		how(&pair, which);
 		if (which == PREFILL) {
 			RIG_REQUIRE(fault_fails(&room->dst, KVP_STATUS_PEER_LOST).retry);
 			fault_released(&room->dst);
@@ -109,6 +135,16 @@ static void ready(struct rig *rig)
 		room_over(&pair);
 	}
 	fault_close(room);
+}
+
+static void ready(struct rig *rig)
+{
+	ready_by(rig, restart, BOTH);
+}
+
+static void ready_orderly(struct rig *rig)
+{
+	ready_by(rig, restart_orderly, DECODE); /* one goes before the other */
 }
 
 static void moving(struct rig *rig)
@@ -176,10 +212,9 @@ static void stopped(struct rig *rig)
 int main(int argc, char **argv)
 {
 	static const struct rig_scenario scenarios[] = {
-		{ "parked", parked },
-		{ "ready", ready },
-		{ "moving", moving },
-		{ "stopped", stopped },
+		{ "parked", parked }, { "parked_orderly", parked_orderly },
+		{ "ready", ready },   { "ready_orderly", ready_orderly },
+		{ "moving", moving }, { "stopped", stopped },
 	};
 
 	return rig_main(argc, argv, scenarios, KVP_ARRAY_SIZE(scenarios));
