@@ -29,6 +29,9 @@
 #define TOTAL_BYTES (UINT64_C(8) << 30)
 #define MAPS 1024u
 #define GRAIN (UINT64_C(2) << 20)
+#define CONTEXT_BYTES (UINT64_C(256) << 20) /* must be free for the first context of a process */
+
+static _Atomic int contexts;
 
 /* A mapping of device memory: an allocation of this process or of another, or a chunk. */
 struct map {
@@ -308,8 +311,13 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes,
 		     const CUmemAllocationProp *prop, unsigned long long flags)
 {
 	(void)flags;
+	size_t left, total;
+
 	if (bytes == 0 || bytes % GRAIN || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
 		return CUDA_ERROR_INVALID_VALUE;
+	(void)cuMemGetInfo(&left, &total); /* cannot fail */
+	if (bytes > left)
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	*out = chunk_handle(memory_new(bytes), bytes);
 	return CUDA_SUCCESS;
 }
@@ -449,6 +457,25 @@ CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp 
 	(void)flags;
 	*bytes = GRAIN;
 	return CUDA_SUCCESS;
+}
+
+/* A dma-buf is the memory's own file. */
+CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr addr, size_t bytes,
+				       CUmemRangeHandleType type, unsigned long long flags)
+{
+	const struct map *map;
+	CUresult res = CUDA_ERROR_INVALID_VALUE;
+
+	if (type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || flags || addr % 4096 || bytes % 4096)
+		return res;
+	pthread_mutex_lock(&lock);
+	map = map_at(addr);
+	if (map && !map->ipc && bytes <= map->bytes - (addr - map->addr)) {
+		*(int *)handle = fcntl(map->fd, F_DUPFD_CLOEXEC, 0);
+		res = CUDA_SUCCESS;
+	}
+	pthread_mutex_unlock(&lock);
+	return res;
 }
 
 CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr addr)
@@ -636,9 +663,9 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
 {
-	(void)attribute;
 	(void)device;
-	*value = 0;
+	*value = attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ||
+		 attribute == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED;
 	return CUDA_SUCCESS;
 }
 
@@ -653,7 +680,13 @@ CUresult cuDeviceGetPCIBusId(char *id, int bytes, CUdevice device)
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice device)
 {
+	size_t left, total;
+
 	(void)device;
+	(void)cuMemGetInfo(&left, &total); /* cannot fail */
+	if (atomic_load(&contexts) == 0 && left < CONTEXT_BYTES)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	atomic_fetch_add(&contexts, 1);
 	*ctx = (CUcontext)(void *)&something;
 	return CUDA_SUCCESS;
 }
@@ -661,6 +694,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice device)
 CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 {
 	(void)device;
+	atomic_fetch_sub(&contexts, 1);
 	return CUDA_SUCCESS;
 }
 

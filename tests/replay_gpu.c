@@ -618,6 +618,44 @@ static void owners(struct rig *rig)
 		kill_owner(rig, &e[i], pids[i]);
 }
 
+/* A GPU that has no memory for a lane is not served, in words; the daemon serves the host. */
+static void no_memory(struct rig *rig)
+{
+	const struct engine e = { .rig = rig, .kind = DEVICE_IPC };
+	struct kvp_pool_desc desc = KVP_POOL_DESC_INIT;
+	struct kvp_mem mem = { .kind = KVP_MEM_DEVICE, .fd = -1 };
+	struct rig_pool pool, host;
+	struct kvp_client *client;
+	char *json = NULL;
+	uint64_t hog;
+
+	device_open();
+	memset(&pool, 0, sizeof(pool));
+	memset(&host, 0, sizeof(host));
+	(void)rig_pool_entry(&pool, 0, ROW, PAGE, PAGES);
+	(void)rig_pool_entry(&host, 0, ROW, PAGE, PAGES);
+	device_pool_allocate(&pool, "engine", 1, e.kind);
+	hog = device_alloc(device_free_bytes() - (UINT64_C(64) << 20));
+	client = rig_client(rig_daemon_start(rig, "node", CONFIG), "engine");
+	mem.addr = pool.device;
+	mem.bytes = pool.bytes;
+	desc.entries = pool.entries;
+	desc.n_entries = pool.n_entries;
+	desc.mems = &mem;
+	desc.n_mems = 1;
+	RIG_REQUIRE(kvp_pool_register(client, &desc, &pool.id) < 0);
+	RIG_REQUIRE(kvp_last_status(client) == KVP_STATUS_NO_MEMORY &&
+			    strstr(kvp_last_error(client), "is not served: lane gpu0: "),
+		    "%s", kvp_last_error(client));
+	RIG_CALL(client, kvp_inspect(client, "lanes", NULL, &json));
+	RIG_REQUIRE(strstr(json, "\"gpus_refused\":[{\"gpu\":\"GPU-"), "%s", json);
+	free(json);
+	rig_pool_make(&host, client, "host", 2);
+	kvp_client_close(client);
+	device_free(hog);
+	device_pool_free(&pool);
+}
+
 /* ---- death in mid-transfer ------------------------------------------------------------------- */
 
 /* Opens rooms and sends as long as it lives. */
@@ -768,6 +806,7 @@ int main(int argc, char **argv)
 		{ "torn reads", torn_reads },
 		{ "fences that never come", stalled },
 		{ "memory of owners", owners },
+		{ "no memory for a lane", no_memory },
 		{ "producer killed", producer_killed },
 		{ "consumer killed", consumer_killed },
 	};
