@@ -209,7 +209,20 @@ static int try_device(struct kvp_lane *lane, bool vmm, uint32_t *n)
 	return r;
 }
 
-/* Why not even to try; NULL: nothing speaks against it. */
+/* Would the transport take any? */
+static bool net_takes_device(struct kvp_lane *lane)
+{
+	const char *word = "transport";
+	char why[160] = "it sends the host's memory only";
+
+	if (lane->config.net->device &&
+	    lane->config.net->device(lane->net, NULL, &word, why, sizeof(why)) == 0)
+		return true;
+	say(lane, word, "%s", why);
+	return false;
+}
+
+/* False: there is no reason even to try; it is noted. */
 static bool may_be_device(struct kvp_lane *lane)
 {
 	const struct kvp_gpu_traits *traits = kvp_gpu_traits(lane->mover.gpu);
@@ -220,8 +233,8 @@ static bool may_be_device(struct kvp_lane *lane)
 		say(lane, "configured", "pack.memory is host");
 	else if (!lane->net && lane->config.memory == KVP_RINGS_AUTO)
 		say(lane, "no_transport", "nothing is sent: there are no peers");
-	else if (lane->net && !lane->config.net->device)
-		say(lane, "transport", "%s cannot send memory of a device", lane->config.net->name);
+	else if (lane->net && !net_takes_device(lane))
+		; /* it has said why */
 	else if (lane->rings.flush && !traits->can_flush)
 		say(lane, "no_flush",
 		    needed ? "the device does not see what a NIC writes, and cannot be told to"

@@ -152,7 +152,8 @@ struct kvp_net_ops {
 	int (*send)(struct kvp_net *net, struct kvp_net_ep *ep, const void *hdr, size_t hdr_bytes,
 		    const void *payload, size_t bytes, void *req);
 
-	/* May that memory of a device be sent from, and landed in? 0, and *word says how: "dmabuf",
+	/* May that memory of a device be sent from, and landed in? NULL: could any, which spares
+	 * making some? 0, and *word says how: "dmabuf",
 	 * "peermem", "cuda"; it may be given to send(), or to memory() next. Else negative errno,
 	 * and *word and `err` say why not. NULL: never. What a transport that has no put() lands in
 	 * a device, data() has to copy there. */

@@ -52,7 +52,11 @@ int kvp_ucx_device(struct kvp_net *net, const struct kvp_net_memory *memory, con
 			       version);
 		return -EOPNOTSUPP;
 	}
+	*word = "cuda";
+	if (!memory)
+		return 0;
 	if (net->n_device == KVP_UCX_DEVICE_RANGES) {
+		*word = "too_many";
 		(void)snprintf(err, err_bytes, "more than %u memories of a device",
 			       KVP_UCX_DEVICE_RANGES);
 		return -ENOBUFS;
@@ -61,7 +65,6 @@ int kvp_ucx_device(struct kvp_net *net, const struct kvp_net_memory *memory, con
 		.base = memory->base,
 		.bytes = memory->stride * memory->n,
 	};
-	*word = "cuda";
 	return 0;
 }
 

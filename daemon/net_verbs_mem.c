@@ -120,11 +120,11 @@ static int try_register(const struct kvp_vb_rail *rail, const struct kvp_net_mem
 int kvp_vb_device(struct kvp_net *net, const struct kvp_net_memory *memory, const char **word,
 		  char *err, size_t err_bytes)
 {
-	bool dmabuf = memory->dmabuf >= 0;
+	bool dmabuf = memory && memory->dmabuf >= 0;
 	unsigned i = 0;
 	int r = 0;
 
-	while (r == 0 && i < net->n_rails)
+	while (memory && r == 0 && i < net->n_rails)
 		r = try_register(&net->rails[i++], memory);
 	*word = dmabuf ? "dmabuf" : "peermem";
 	if (r == 0)

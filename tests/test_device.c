@@ -299,7 +299,7 @@ Test(device, fds_of_chunks_come_first)
 	char err[KVPL_DEVICE_ERR] = "";
 	int last;
 
-	for (int dmabufs = 0; dmabufs < 2; dmabufs++) {
+	for (uint32_t dmabufs = 0; dmabufs < 2; dmabufs++) {
 		cr_assert_eq(kvpl_mems_init(&mems, list, 2, dmabufs, err), 0, "%s", err);
 		cr_assert_eq(mems.n_fds, 3 + 2 * dmabufs);
 		cr_assert_eq(mems.list[0]->kind, KVP__MEMORY_KIND__MEMORY_CUDA_VMM);

@@ -61,18 +61,22 @@ static struct kvp_net_ops device_ops;
 static int device_device(struct kvp_net *net, const struct kvp_net_memory *memory,
 			 const char **word, char *err, size_t err_bytes)
 {
-	struct ring ring = { (uintptr_t)memory->base, memory->stride * memory->n, NULL };
+	struct ring ring = { 0 };
 
 	(void)net;
 	(void)err;
 	(void)err_bytes;
+	*word = "copied";
+	if (!memory)
+		return 0;
+	ring.base = (uintptr_t)memory->base;
+	ring.bytes = memory->stride * memory->n;
 	ring.copy = malloc(ring.bytes);
 	LT_REQUIRE(ring.copy && memory->device);
 	LT_REQUIRE(pthread_mutex_lock(&rings_lock) == 0);
 	LT_REQUIRE(n_rings < RINGS_MAX);
 	rings[n_rings++] = ring;
 	LT_REQUIRE(pthread_mutex_unlock(&rings_lock) == 0);
-	*word = "copied";
 	return 0;
 }
 
