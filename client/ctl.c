@@ -174,6 +174,8 @@ static void ask_and_show(const struct options *options, struct outcome *outcome,
 		status = fail(EXIT_WRONG, "%s answered with what is no JSON", path);
 	} else {
 		outcome->n_answers++;
+		/* The daemon does not read them: a driver may take its time. */
+		ctl_doctor_count(cJSON_GetObjectItemCaseSensitive(answer, "rails"));
 		answer_show(options, outcome, path, answer);
 		status = options->command->is_wrong(answer) ? EXIT_WRONG : EXIT_OK;
 	}

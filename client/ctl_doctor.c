@@ -142,6 +142,20 @@ static void judge(struct doctor *doctor, const cJSON *row)
 		     device, port);
 }
 
+/* What the hardware has counted since it was started. */
+static void add_counters(const struct doctor *doctor, cJSON *row, const char *port,
+			 const char *prefix)
+{
+	char name[32];
+
+	(void)snprintf(name, sizeof(name), "%sresends", prefix);
+	(void)cJSON_AddNumberToObject(
+		row, name, sum_counters(doctor, port, resend_names, KVP_ARRAY_SIZE(resend_names)));
+	(void)snprintf(name, sizeof(name), "%serrors", prefix);
+	(void)cJSON_AddNumberToObject(
+		row, name, sum_counters(doctor, port, error_names, KVP_ARRAY_SIZE(error_names)));
+}
+
 static void add_port(struct doctor *doctor, const char *device, const char *number)
 {
 	cJSON *row = cJSON_CreateObject();
@@ -164,12 +178,7 @@ static void add_port(struct doctor *doctor, const char *device, const char *numb
 	(void)cJSON_AddStringToObject(row, "mtu", line_of(doctor, text, sizeof(text), path));
 	(void)snprintf(path, sizeof(path), "class/infiniband/%.128s/device/numa_node", device);
 	(void)cJSON_AddStringToObject(row, "numa", line_of(doctor, text, sizeof(text), path));
-	(void)cJSON_AddNumberToObject(
-		row, "resends",
-		sum_counters(doctor, port, resend_names, KVP_ARRAY_SIZE(resend_names)));
-	(void)cJSON_AddNumberToObject(
-		row, "errors",
-		sum_counters(doctor, port, error_names, KVP_ARRAY_SIZE(error_names)));
+	add_counters(doctor, row, port, "");
 	(void)cJSON_AddItemToArray(doctor->ports, row);
 	judge(doctor, row);
 }
@@ -263,10 +272,30 @@ static void print_words(const cJSON *answer)
 		(void)printf("nothing stands in the way of RDMA\n");
 }
 
-int ctl_doctor(int argc, char **argv)
+static struct doctor doctor_of_here(void)
 {
 	const char *root = getenv("KVP_SYSFS"); /* NOLINT(concurrency-mt-unsafe): one thread */
-	struct doctor doctor = { .root = root ? root : "/sys" };
+
+	return (struct doctor){ .root = root ? root : "/sys" };
+}
+
+void ctl_doctor_count(cJSON *rails)
+{
+	const struct doctor doctor = doctor_of_here();
+	cJSON *rail;
+
+	cJSON_ArrayForEach (rail, rails) {
+		char port[300];
+
+		(void)snprintf(port, sizeof(port), "class/infiniband/%.128s/ports/%.0f",
+			       ctl_text(rail, "device"), ctl_number(rail, "port"));
+		add_counters(&doctor, rail, port, "hw_");
+	}
+}
+
+int ctl_doctor(int argc, char **argv)
+{
+	struct doctor doctor = doctor_of_here();
 	bool json = argc > 1 && strcmp(argv[1], "--json") == 0;
 	cJSON *answer;
 	bool wrong;

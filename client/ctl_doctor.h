@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include <cjson/cJSON.h>
+
 /*
  * kvpackctl doctor [--json]
  *
@@ -12,3 +14,6 @@
  * usage.
  */
 int ctl_doctor(int argc, char **argv);
+
+/* Adds to each of the daemon's rails what the hardware has counted: "hw_resends", "hw_errors". */
+void ctl_doctor_count(cJSON *rails);

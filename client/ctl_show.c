@@ -320,10 +320,33 @@ static void peers_print(const cJSON *answer)
 		{ "AGE", "age_s", CTL_SECONDS },         { "HEARD", "last_heard_ms", CTL_MS },
 		{ "LEGS", "legs", CTL_COUNT },           { "SENT", "bytes_sent", CTL_BYTES },
 		{ "RECEIVED", "bytes_recv", CTL_BYTES }, { "RETRY IN", "retry_in_s", CTL_SECONDS },
-		{ "TRANSPORT", "transport", CTL_TEXT },  { "REASON", "reason", CTL_TEXT },
+		{ "TRANSPORT", "transport", CTL_TEXT },  { "RAILS", "rails", CTL_TEXT },
+		{ "REASON", "reason", CTL_TEXT },
+	};
+	static const struct ctl_column rails[] = {
+		{ "LANE", "lane", CTL_TEXT },
+		{ "RAIL", "number", CTL_COUNT },
+		{ "DEVICE", "device", CTL_TEXT },
+		{ "PORT", "port", CTL_COUNT },
+		{ "STATE", "state", CTL_TEXT },
+		{ "GID", "gid_index", CTL_COUNT },
+		{ "ADDRESS", "address", CTL_TEXT },
+		{ "MTU", "mtu", CTL_COUNT },
+		{ "QPS UP", "qps_up", CTL_COUNT },
+		{ "CONNECTING", "qps_connecting", CTL_COUNT },
+		{ "IN ERROR", "qps_in_error", CTL_COUNT },
+		{ "LOST", "qps_lost", CTL_COUNT },
+		{ "SENT", "bytes_sent", CTL_BYTES },
+		{ "RESENT", "resent", CTL_COUNT },
+		{ "RESENDS", "hw_resends", CTL_COUNT },
+		{ "ERRORS", "hw_errors", CTL_COUNT },
 	};
 
 	TABLE(columns, ctl_member(answer, "peers"), "no peers");
+	if (cJSON_GetArraySize(ctl_member(answer, "rails")) > 0) {
+		(void)putchar('\n');
+		TABLE(rails, ctl_member(answer, "rails"), "");
+	}
 }
 
 /* ---- rooms --------------------------------------------------------------------------------- */

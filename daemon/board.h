@@ -83,6 +83,7 @@ struct kvp_board {
 	_Atomic uint64_t first_chunk_ns, first_fence_ns, first_packed_ns; /* tx */
 	_Atomic uint64_t first_unpack_ns;                                 /* rx */
 	/* Work done. */
+	_Atomic uint32_t rails_open, rails; /* ep: connections over rails now, and possible ones */
 	_Atomic uint64_t pieces, bytes, raw_rows, gather_ns;
 };
 

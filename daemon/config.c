@@ -53,6 +53,18 @@ static const struct kvp_config_choice flush_choices[] = {
 	{ NULL, 0 },
 };
 
+static const struct kvp_config_choice network_choices[] = {
+	{ "tcp", KVP_UCX_TCP },
+	{ "rdma", KVP_UCX_RDMA },
+	{ NULL, 0 },
+};
+
+static const struct kvp_config_choice connect_choices[] = {
+	{ "control", KVP_CONNECT_CONTROL },
+	{ "rdma_cm", KVP_CONNECT_RDMA_CM },
+	{ NULL, 0 },
+};
+
 static const struct kvp_config_choice rail_choices[] = {
 	{ "any", KVP_RAIL_ANY },
 	{ "same", KVP_RAIL_SAME },
@@ -112,6 +124,8 @@ static const struct kvp_config_key keys[] = {
 	    "longest such wait; it doubles from the first"),
 	NUM(peer, max_sessions, COUNT, 1, 65536, "256", "connections of peers"),
 
+	CHOICE(ucx, network, network_choices, "tcp",
+	       "rdma: reliable connections of the devices of [verbs], nothing else"),
 	STR(ucx, interface, 1, "lo", "network interface that carries the data"),
 	NUM(ucx, port_lo, COUNT, 0, 65535, "0", "first port for data; 0: any"),
 	NUM(ucx, port_hi, COUNT, 0, 65535, "0", "last port for data; 0: any"),
@@ -122,6 +136,8 @@ static const struct kvp_config_key keys[] = {
 
 	LIST(verbs, device, "",
 	     "RDMA devices, a rail each, separated by commas; empty: the nearest that is usable"),
+	CHOICE(verbs, connect, connect_choices, "control",
+	       "how connections are made: over the control sessions, or by librdmacm"),
 	STR(verbs, gid_index, 1, "auto", "GID to send from; auto: the best of RoCE v2"),
 	NUM(verbs, port, COUNT, 0, 255, "0", "port of the device; 0: the first that is active"),
 	NUM(verbs, mtu, COUNT, 0, 4096, "0", "largest packet, 256 to 4096; 0: as the port has it"),
@@ -807,7 +823,7 @@ static const char *check_peers(const struct kvp_config *config)
 	if (!host_is_loopback(host) && config->peer.plaintext != KVP_TRUST_TRUSTED)
 		return "peer.listen is beyond loopback, where the control channel has no TLS: "
 		       "only with peer.plaintext = trusted";
-	if (config->data.transport == KVP_TRANSPORT_VERBS)
+	if (config->data.transport == KVP_TRANSPORT_VERBS || config->ucx.network == KVP_UCX_RDMA)
 		return NULL; /* the card checks keys and bounds of what peers write */
 	if (strcmp(config->ucx.interface, "lo") != 0 && !trusted)
 		return "ucx.interface is not lo, and who reaches the data ports can write this "

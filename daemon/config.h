@@ -44,6 +44,16 @@ enum kvp_flush {
 	KVP_FLUSH_ALWAYS,
 };
 
+enum kvp_ucx_network {
+	KVP_UCX_TCP,
+	KVP_UCX_RDMA, /* the devices of verbs.device, by reliable connections */
+};
+
+enum kvp_connect {
+	KVP_CONNECT_CONTROL, /* by what travels on the control sessions */
+	KVP_CONNECT_RDMA_CM,
+};
+
 enum kvp_rail_policy {
 	KVP_RAIL_ANY,
 	KVP_RAIL_SAME, /* rails of the same number only, as in a rail-optimized fabric */
@@ -100,6 +110,7 @@ struct kvp_config {
 		uint16_t port_lo; /* 0 and 0: any */
 		uint16_t port_hi;
 		uint32_t tcp_network; /* enum kvp_trust */
+		uint32_t network;     /* enum kvp_ucx_network */
 	} ucx;
 	struct {
 		uint32_t transport; /* enum kvp_transport */
@@ -116,6 +127,7 @@ struct kvp_config {
 		uint32_t service_level, traffic_class, pkey_index;
 		uint64_t keepalive_ns;
 		uint64_t idle_ns; /* 0: never */
+		uint32_t connect; /* enum kvp_connect */
 	} verbs;
 	struct {
 		char exclude[KVP_CONFIG_LIST_MAX]; /* devices, separated by commas */

@@ -362,6 +362,7 @@ static void verbs_config(struct kvp_net_verbs_config *verbs, const struct kvp_co
 	verbs->rail_of = config->rail_of;
 	verbs->rails = config->nics.rails;
 	verbs->same_rail = config->nics.rail_policy == KVP_RAIL_SAME;
+	verbs->rdma_cm = config->verbs.connect == KVP_CONNECT_RDMA_CM;
 	verbs->idle_ns = config->verbs.idle_ns;
 	verbs->port = (uint8_t)config->verbs.port;
 	if (strcmp(config->verbs.gid_index, "auto") != 0)
@@ -517,6 +518,7 @@ static int start_lane(struct kvp_daemon *daemon, char *err, size_t err_bytes)
 		.port_lo = config->ucx.port_lo,
 		.port_hi = config->ucx.port_hi,
 		.verbs = &verbs,
+		.rdma = config->ucx.network == KVP_UCX_RDMA,
 		.loop = &daemon->inbox,
 	};
 	int r;

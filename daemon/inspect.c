@@ -410,6 +410,52 @@ struct peer_list {
 	cJSON *list;
 };
 
+/* Of transports over RDMA: queue pairs that are up, of how many there may be. */
+static void add_peer_rails(cJSON *peer, const struct kvp_peer_view *view)
+{
+	char text[32] = "";
+
+	kvp_inspect_num(peer, "rails_open", view->rails_open);
+	kvp_inspect_num(peer, "rails_possible", view->rails);
+	if (view->rails > 0)
+		(void)snprintf(text, sizeof(text), "%u of %u", view->rails_open, view->rails);
+	(void)cJSON_AddStringToObject(peer, "rails", text);
+}
+
+static void add_rail(cJSON *list, const char *lane, const struct kvp_net_rail *rail)
+{
+	static const char *const states[] = { "up", "down", "gone" };
+	cJSON *object = cJSON_CreateObject();
+
+	(void)cJSON_AddStringToObject(object, "lane", lane);
+	kvp_inspect_num(object, "number", rail->number);
+	(void)cJSON_AddStringToObject(object, "device", rail->device);
+	kvp_inspect_num(object, "port", rail->port);
+	(void)cJSON_AddStringToObject(object, "state", states[rail->state]);
+	kvp_inspect_num(object, "gid_index", rail->gid_index);
+	(void)cJSON_AddStringToObject(object, "address", rail->address);
+	kvp_inspect_num(object, "mtu", rail->mtu);
+	kvp_inspect_num(object, "qps_connecting", rail->connecting);
+	kvp_inspect_num(object, "qps_up", rail->open);
+	kvp_inspect_num(object, "qps_in_error", rail->failed);
+	kvp_inspect_num(object, "qps_lost", rail->lost);
+	kvp_inspect_num(object, "bytes_sent", rail->bytes);
+	kvp_inspect_num(object, "resent", rail->resent);
+	(void)cJSON_AddItemToArray(list, object);
+}
+
+static void add_rails(const struct kvp_core *core, cJSON *root)
+{
+	static struct kvp_lane_status status; /* large; loop thread only */
+	cJSON *list = cJSON_AddArrayToObject(root, "rails");
+
+	for (uint32_t i = 0; i < core->n_lanes; i++) {
+		kvp_lane_status_read(core->lanes[i], &status);
+		for (uint32_t k = 0; k < KVP_MIN(status.n_rails, (uint64_t)KVP_NET_RAILS); k++)
+			add_rail(list, core->lane_names[i], &status.rails[k]);
+	}
+}
+
 static bool add_peer(void *arg, const struct kvp_peer_view *view)
 {
 	const struct peer_list *list = arg;
@@ -436,6 +482,7 @@ static bool add_peer(void *arg, const struct kvp_peer_view *view)
 				      : view->endpoints ? kvp_lane_transport(ask->core->lanes[0])
 							: "");
 	kvp_inspect_num(peer, "endpoints", view->endpoints);
+	add_peer_rails(peer, view);
 	(void)cJSON_AddStringToObject(peer, "reason", view->reason);
 	kvp_inspect_num(peer, "bytes_sent", view->bytes_sent);
 	kvp_inspect_num(peer, "bytes_recv", view->bytes_recv);
@@ -451,6 +498,7 @@ cJSON *kvp_inspect_peers(const struct kvp_inspect *ask)
 	struct peer_list list = { ask, cJSON_AddArrayToObject(root, "peers") };
 
 	kvp_peers_each(ask->core->peers, add_peer, &list);
+	add_rails(ask->core, root);
 	return root;
 }
 

@@ -257,6 +257,7 @@ static int open_net(struct kvp_lane *lane)
 		.port_lo = lane->config.port_lo,
 		.port_hi = lane->config.port_hi,
 		.verbs = lane->config.verbs,
+		.rdma = lane->config.rdma,
 		.device = kvp_lane_on_gpu(lane) && lane->config.memory != KVP_RINGS_HOST,
 	};
 	int r;

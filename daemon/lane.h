@@ -227,7 +227,8 @@ struct kvp_lane_config {
 	const struct kvp_net_ops *net; /* NULL: local mode only, no transport is opened */
 	const char *interface;
 	uint16_t port_lo, port_hi;
-	const struct kvp_net_verbs_config *verbs; /* borrowed, for that transport */
+	const struct kvp_net_verbs_config *verbs; /* borrowed, for transports over RDMA */
+	bool rdma;                                /* as of struct kvp_net_config */
 	struct kvp_board *board;                  /* the lane's own, or NULL */
 	/* Boards are pushed here. Called on the lane's thread. */
 	struct kvp_inbox *loop;
@@ -302,6 +303,8 @@ struct kvp_lane_status {
 	struct kvp_lane_slot_status pack[KVP_LANE_SLOTS_SHOWN], land[KVP_LANE_SLOTS_SHOWN];
 	struct kvp_net_stats net;
 	char net_describe[256];
+	uint64_t n_rails;
+	struct kvp_net_rail rails[KVP_NET_RAILS];
 };
 
 /* Any thread; lock-free for the lane (seqlock). */

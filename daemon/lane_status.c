@@ -104,6 +104,22 @@ static void count_holds(const struct kvp_lane *lane, uint32_t *holds)
 }
 #endif
 
+/* Endpoints are shown with their peers, by the loop. */
+static void tell_rails(struct kvp_lane *lane)
+{
+	struct kvp_link *link;
+
+	TAILQ_FOREACH (link, &lane->links, link) {
+		struct kvp_board *board = link->order->board;
+		uint32_t open = 0, all = 0;
+
+		if (link->net_ep)
+			lane->config.net->ep_rails(link->net_ep, &open, &all);
+		atomic_store_explicit(&board->rails_open, open, memory_order_relaxed);
+		atomic_store_explicit(&board->rails, all, memory_order_relaxed);
+	}
+}
+
 static void fill(struct kvp_lane *lane, struct kvp_lane_status *out)
 {
 	const struct kvp_link *link;
@@ -130,6 +146,10 @@ static void fill(struct kvp_lane *lane, struct kvp_lane_status *out)
 		out->launches = lane->mover.last;
 		out->gpu_busy = lane->mover.last - lane->mover.over;
 		out->imports = kvp_gpu_imports_count(lane->mover.imports, &out->import_bytes);
+	}
+	if (lane->net && lane->config.net->rails) {
+		out->n_rails = lane->config.net->rails(lane->net, out->rails);
+		tell_rails(lane);
 	}
 	if (lane->net) {
 		out->net = *lane->config.net->stats(lane->net);

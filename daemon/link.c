@@ -276,7 +276,8 @@ static void *on_message(void *arg, const void *hdr, size_t hdr_bytes, size_t byt
 	union kvp_wire_msg msg;
 	unsigned type = parse(&msg, hdr, hdr_bytes);
 
-	if (type == KVP_WIRE_WANT && bytes > 0)
+	/* A transport that writes has no place for a payload before its grant. */
+	if (type == KVP_WIRE_WANT && bytes > 0 && !lane->config.net->put)
 		return kvp_rx_eager(lane, &msg.want, bytes);
 	if ((type == KVP_WIRE_DATA) != (bytes > 0))
 		type = 0;

@@ -39,8 +39,8 @@ struct kvp_net_events {
 	/* The payload of an accepted message. `data` is either what message() returned or the
 	 * transport's own buffer, valid during the call only. */
 	void (*data)(void *arg, const void *hdr, size_t hdr_bytes, const void *data, size_t bytes);
-	/* The payload of an accepted message will never come (the endpoint died); `place` is what
-	 * message() returned and is the lane's again. */
+	/* The payload of an accepted message will never come (the endpoint died, or it was written
+	 * elsewhere); `place` is what message() returned and is the lane's again. */
 	void (*lost)(void *arg, const void *hdr, size_t hdr_bytes, void *place);
 	/* A send is over and its payload is the lane's again: status 0 or negative errno.
 	 * `req` is what send() was given. Also called for every pending send of a closed endpoint.
@@ -89,6 +89,7 @@ struct kvp_net_verbs_config {
 	const char *near;    /* PCI address of the lane's GPU, or "" */
 	const char *rail_of; /* numbers of rails: "mlx5_0=0,mlx5_1=1", or "" */
 	uint32_t rails;      /* at most so many, 1..KVP_NET_RAILS */
+	bool rdma_cm;        /* connections are made by librdmacm */
 	bool same_rail;      /* connections join rails of the same number only */
 	uint64_t idle_ns;    /* a connection without messages for so long is ended */
 	int gid_index;       /* -1: the best RoCE v2 one */
@@ -109,7 +110,8 @@ struct kvp_net_config {
 	void *arg;
 	const char *interface;                    /* network interface to bind, such as "lo" */
 	uint16_t port_lo, port_hi;                /* listening ports that may be used; 0, 0: any */
-	const struct kvp_net_verbs_config *verbs; /* borrowed; of the verbs transport only */
+	const struct kvp_net_verbs_config *verbs; /* borrowed; of transports over RDMA only */
+	bool rdma;                                /* UCX: over the devices of `verbs`, not tcp */
 	bool device; /* memory of the calling thread's GPU is wanted, if that can be */
 };
 
@@ -121,6 +123,25 @@ struct kvp_net_stats {
 	uint32_t eps, pending; /* endpoints open, sends not over */
 	uint32_t stuck;        /* endpoints whose close exceeds its deadline: their
 				* memory is the lane's again only after close() */
+};
+
+enum kvp_net_rail_state {
+	KVP_NET_RAIL_UP,
+	KVP_NET_RAIL_DOWN, /* the port is */
+	KVP_NET_RAIL_DEAD, /* the device is gone */
+};
+
+/* One port of a device, for displays. */
+struct kvp_net_rail {
+	char device[32];
+	char address[46]; /* the GID it sends from */
+	uint16_t mtu;     /* bytes */
+	uint16_t port, number, gid_index;
+	uint32_t state; /* enum kvp_net_rail_state */
+	/* Queue pairs, by state: made and not up, up, in error. */
+	uint32_t connecting, open, failed;
+	uint64_t bytes;        /* of payload sent */
+	uint64_t lost, resent; /* queue pairs that failed; messages that went over another rail */
 };
 
 struct kvp_net_ops {
@@ -182,6 +203,10 @@ struct kvp_net_ops {
 	int (*arm)(struct kvp_net *net);
 	int (*fd)(struct kvp_net *net);
 	const struct kvp_net_stats *(*stats)(struct kvp_net *net);
+	/* Fills in its rails, and which of them the endpoint uses now, of how many. NULL: it has no
+	 * such things. */
+	uint32_t (*rails)(struct kvp_net *net, struct kvp_net_rail rails[KVP_NET_RAILS]);
+	void (*ep_rails)(struct kvp_net_ep *ep, uint32_t *open, uint32_t *all);
 	/* "tcp lo 127.0.0.1", what really carries the data; for status displays. */
 	const char *(*describe)(struct kvp_net *net);
 };

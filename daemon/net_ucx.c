@@ -67,6 +67,19 @@ static void on_error(void *arg, ucp_ep_h ucp, ucs_status_t status)
 	ep->net->n_tell++;
 }
 
+/* An endpoint that nothing was sent on. */
+static void forget(struct kvp_net_ep *ep)
+{
+	ucp_request_param_t param = {
+		.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+		.flags = UCP_EP_CLOSE_FLAG_FORCE,
+	};
+	ucs_status_ptr_t request = ucp_ep_close_nbx(ep->ucp, &param);
+
+	if (UCS_PTR_IS_PTR(request))
+		ucp_request_free(request); /* UCX ends it some time */
+}
+
 static int ucx_ep_open(struct kvp_net *net, const void *addr, size_t addr_bytes, void *ep_arg,
 		       struct kvp_net_ep **out)
 {
@@ -95,6 +108,10 @@ static int ucx_ep_open(struct kvp_net *net, const void *addr, size_t addr_bytes,
 	r = kvp_ucx_errno(ucp_ep_create(net->worker, &params, &ep->ucp));
 	if (r < 0)
 		return r;
+	if (net->rdma && kvp_ucx_lanes_check(ep) < 0) {
+		forget(ep);
+		return -EPROTONOSUPPORT;
+	}
 
 	TAILQ_INSERT_TAIL(&net->eps, ep, link);
 	net->stats.eps++;
@@ -376,6 +393,7 @@ static int ucx_open(struct kvp_net **out, const struct kvp_net_config *config, c
 	net->events = config->events;
 	net->arg = config->arg;
 	net->fd = -1;
+	net->rdma = config->rdma;
 	TAILQ_INIT(&net->eps);
 	r = kvp_ucx_context_create(net, config, err, err_bytes);
 	if (r < 0)

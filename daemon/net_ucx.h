@@ -75,6 +75,7 @@ struct kvp_net {
 	ucp_context_h context;  /* owned */
 	ucp_worker_h worker;    /* owned */
 	int fd;                 /* the worker's */
+	bool rdma;              /* lanes over anything else are refused */
 	bool closing;           /* nothing is received any more */
 	uint32_t n_closing;     /* endpoints in CLOSING that are not stuck */
 	uint32_t n_tell;        /* endpoints with tell_failed */
@@ -101,6 +102,11 @@ int kvp_ucx_errno(ucs_status_t status);
 /* net_ucx_config.c: makes the context for one interface; `what` gets the words for describe(). */
 int kvp_ucx_context_create(struct kvp_net *net, const struct kvp_net_config *config, char *err,
 			   size_t err_bytes);
+
+/* net_ucx_lanes.c: 0 if what UCX prints of an endpoint names lanes of RDMA devices only; else
+ * -EPROTONOSUPPORT, and `bad` has the transport of the first other one. */
+int kvp_ucx_lanes_read(const char *text, char *bad, size_t bad_bytes);
+int kvp_ucx_lanes_check(struct kvp_net_ep *ep);
 
 /* net_ucx_device.c */
 /* Does this UCX have what it takes for memory of GPUs? Asked before a context is made. */

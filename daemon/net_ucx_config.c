@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/net_ucx.h"
+#include "daemon/nic.h"
 #include "proto/util.h"
 
 #include <arpa/inet.h>
@@ -64,6 +65,44 @@ static int config_set(ucp_config_t *config, const char *key, const char *value, 
 	return -EINVAL;
 }
 
+/* Reliable connections, with what UCX needs to make them. */
+static int fill_rdma(ucp_config_t *ucp, const struct kvp_net_config *config, const char *devices,
+		     char *err, size_t err_bytes)
+{
+	int r = config_set(ucp, "NET_DEVICES", devices, err, err_bytes);
+
+	for (size_t i = 0; r == 0 && i < KVP_ARRAY_SIZE(settings); i++)
+		r = config_set(ucp, settings[i].key, settings[i].value, err, err_bytes);
+	if (r < 0)
+		return r;
+	return config_set(ucp, "TLS", config->device && kvp_ucx_has_cuda() ? "rc,cuda_copy" : "rc",
+			  err, err_bytes);
+}
+
+/* "mlx5_0:1,mlx5_1:1" */
+static int rdma_devices(const struct kvp_net_verbs_config *verbs, char *out, size_t out_bytes,
+			char *err, size_t err_bytes)
+{
+	const struct kvp_nic_wish wish = {
+		.devices = verbs->devices,
+		.exclude = verbs->exclude,
+		.near = verbs->near,
+		.rail_of = verbs->rail_of,
+		.port = verbs->port,
+		.gid_index = verbs->gid_index,
+	};
+	struct kvp_nic nics[KVP_NIC_MAX];
+	int n = kvp_nic_rails(nics, verbs->rails, &wish, err, err_bytes);
+	size_t used = 0;
+
+	for (int i = 0; i < n && used < out_bytes; i++)
+		used += (size_t)snprintf(out + used, out_bytes - used, "%s%s:%u", i ? "," : "",
+					 nics[i].device, nics[i].port);
+	if (n == 0)
+		return -ENODEV;
+	return used < out_bytes ? 0 : -ENAMETOOLONG;
+}
+
 static int config_fill(ucp_config_t *ucp, const struct kvp_net_config *config, char *err,
 		       size_t err_bytes)
 {
@@ -123,17 +162,21 @@ int kvp_ucx_context_create(struct kvp_net *net, const struct kvp_net_config *con
 		.mt_workers_shared = 0,
 		.name = "kvpack",
 	};
+	char devices[KVP_NET_RAILS * (KVP_NIC_NAME_MAX + 5)] = "";
 	ucp_config_t *ucp = NULL;
 	ucs_status_t status;
 	int r;
 
-	if (!config->interface || config->port_lo > config->port_hi) {
+	if (!config->rdma && (!config->interface || config->port_lo > config->port_hi)) {
 		(void)snprintf(err, err_bytes, "an interface and an ascending port range, please");
 		return -EINVAL;
 	}
-	r = interface_check(net, config->interface, err, err_bytes);
+	r = config->rdma ? rdma_devices(config->verbs, devices, sizeof(devices), err, err_bytes)
+			 : interface_check(net, config->interface, err, err_bytes);
 	if (r < 0)
 		return r;
+	if (config->rdma)
+		(void)snprintf(net->what, sizeof(net->what), "rc %s", devices); /* cut at worst */
 
 	/* UCX takes over SIGSEGV and others when it is loaded: a daemon wants its core dump. */
 	if (ucs_debug_disable_signals)
@@ -144,12 +187,13 @@ int kvp_ucx_context_create(struct kvp_net *net, const struct kvp_net_config *con
 		(void)snprintf(err, err_bytes, "ucx configuration: %s", ucs_status_string(status));
 		return kvp_ucx_errno(status);
 	}
-	r = config_fill(ucp, config, err, err_bytes);
+	r = config->rdma ? fill_rdma(ucp, config, devices, err, err_bytes)
+			 : config_fill(ucp, config, err, err_bytes);
 	if (r == 0) {
 		status = ucp_init(&params, ucp, &net->context);
 		r = kvp_ucx_errno(status);
 		if (r < 0)
-			(void)snprintf(err, err_bytes, "ucx context on %s: %s", config->interface,
+			(void)snprintf(err, err_bytes, "ucx context on %s: %s", net->what,
 				       ucs_status_string(status));
 	}
 	ucp_config_release(ucp);

@@ -139,7 +139,7 @@ static int take_events(struct kvp_net *net)
 	int n = 0;
 
 	for (unsigned i = 0; i < net->n_rails; i++)
-		n += kvp_vb_rail_events(&net->rails[i]);
+		n += kvp_vb_rail_events(&net->rails[i]) + kvp_vb_cm_events(&net->rails[i]);
 	return n;
 }
 
@@ -184,6 +184,8 @@ static int verbs_progress(struct kvp_net *net)
 	n += poll_completions(net);
 	if (net->now_ns - net->tick_ns >= KVP_VB_TICK_NS)
 		n += tick(net);
+	else if (net->n_connecting > 0 && net->config.rdma_cm)
+		n += take_events(net);
 	n += kvp_vb_tell_sent(net);
 	n += kvp_vb_turn_conns(net);
 	kvp_vb_turn_ins(net);
@@ -367,6 +369,45 @@ static const char *verbs_ep_reason(struct kvp_net_ep *ep)
 	return ep->reason;
 }
 
+static void fill_rail(const struct kvp_vb_rail *rail, struct kvp_net_rail *out)
+{
+	const struct kvp_nic *nic = &rail->nic;
+
+	*out = (struct kvp_net_rail){
+		.port = nic->port,
+		.number = nic->number,
+		.gid_index = (uint16_t)nic->gid_index,
+		.mtu = (uint16_t)(128u << nic->mtu),
+		.connecting = rail->n_by_state[KVP_VB_CONNECTING],
+		.open = rail->n_by_state[KVP_VB_OPEN],
+		.failed = rail->n_by_state[KVP_VB_FAILED],
+		.bytes = rail->bytes,
+		.lost = rail->lost,
+		.resent = rail->resent,
+	};
+	(void)snprintf(out->device, sizeof(out->device), "%.31s", nic->device); /* cut at worst */
+	(void)kvp_nic_gid_text(&nic->gid, out->address, sizeof(out->address));
+	if (rail->dead)
+		out->state = KVP_NET_RAIL_DEAD;
+	else if (rail->port_down)
+		out->state = KVP_NET_RAIL_DOWN;
+}
+
+static uint32_t verbs_rails(struct kvp_net *net, struct kvp_net_rail rails[KVP_NET_RAILS])
+{
+	for (unsigned i = 0; i < net->n_rails; i++)
+		fill_rail(&net->rails[i], &rails[i]);
+	return net->n_rails;
+}
+
+static void verbs_ep_rails(struct kvp_net_ep *ep, uint32_t *open, uint32_t *all)
+{
+	*open = 0;
+	*all = ep->n_paths;
+	for (unsigned i = 0; i < ep->n_paths; i++)
+		*open += ep->paths[i].conn && ep->paths[i].conn->state == KVP_VB_OPEN;
+}
+
 static int verbs_fd(struct kvp_net *net)
 {
 	return net->epoll_fd;
@@ -400,5 +441,7 @@ const struct kvp_net_ops kvp_net_verbs = {
 	.arm = verbs_arm,
 	.fd = verbs_fd,
 	.stats = verbs_stats,
+	.rails = verbs_rails,
+	.ep_rails = verbs_ep_rails,
 	.describe = verbs_describe,
 };

@@ -14,7 +14,8 @@
  *
  * A connection is made by datagrams: the address of a net, which travels on the authenticated
  * control sessions, has for each rail the number of a datagram queue pair, and 128 secret bits; who
- * names them in a request may connect. Requests are repeated until answered.
+ * names them in a request may connect. Requests are repeated until answered. Or, by configuration,
+ * librdmacm carries the same words.
  *
  * Credits: a sender has as many messages under way as the receiver has posted receives for them,
  * so that the card never finds a receive missing. Receives that were posted again come back as
@@ -28,6 +29,7 @@
  */
 
 #include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
@@ -119,7 +121,8 @@ struct kvp_vb_end {
 	uint16_t lid;
 	uint8_t ethernet;
 	uint8_t number; /* of the rail, for who joins only equal ones */
-	uint32_t zero;
+	uint16_t port;  /* for connections by librdmacm; 0: none are taken */
+	uint16_t zero;
 };
 _Static_assert(sizeof(struct kvp_vb_end) == 32, "layout");
 
@@ -158,6 +161,13 @@ struct kvp_vb_datagram {
 };
 _Static_assert(sizeof(struct kvp_vb_datagram) <= KVP_VB_UD_BYTES, "fits");
 
+enum kvp_vb_state {
+	KVP_VB_CONNECTING, /* until the reply, a rejection or KVP_VB_CONNECT_NS */
+	KVP_VB_OPEN,       /* until it fails or is ended */
+	KVP_VB_FAILED,     /* drains; until drained or KVP_VB_DRAIN_NS, then it is gone */
+	KVP_VB_STATES,
+};
+
 struct kvp_vb_rail {
 	struct kvp_net *net; /* borrowed, outlives it */
 	unsigned idx;
@@ -172,17 +182,15 @@ struct kvp_vb_rail {
 	uint8_t *ud_memory;
 	struct kvp_qp ud_qp;
 	struct kvp_rq ud_rq;
+	struct rdma_event_channel *cm; /* NULL: connections are made by datagrams */
+	struct rdma_cm_id *listener;
+	uint16_t cm_port;
 	uint32_t n_conns, n_conns_max; /* what the completion queue has room for */
-	bool port_down;                /* said an asynchronous event */
-	bool dead;                     /* the device is gone */
-	uint64_t bytes;                /* payload sent */
+	uint32_t n_by_state[KVP_VB_STATES];
+	bool port_down;        /* said an asynchronous event */
+	bool dead;             /* the device is gone */
+	uint64_t bytes;        /* payload sent */
 	uint64_t lost, resent; /* connections that failed, messages that others sent again */
-};
-
-enum kvp_vb_state {
-	KVP_VB_CONNECTING, /* until the reply, a rejection or KVP_VB_CONNECT_NS */
-	KVP_VB_OPEN,       /* until it fails or is ended */
-	KVP_VB_FAILED,     /* drains; until drained or KVP_VB_DRAIN_NS, then it is gone */
 };
 
 /* A connection. */
@@ -214,6 +222,7 @@ struct kvp_vb_conn {
 	struct kvp_vb_end to;          /* the peer's rail */
 	uint32_t peer_conn;            /* passive: the opener's number */
 	struct ibv_ah *ah;             /* owned, for datagrams */
+	struct rdma_cm_id *cm;         /* owned; NULL: made by datagrams */
 	uint64_t since_ns;             /* of the state */
 	uint64_t repeat_ns;            /* CONNECTING: next request */
 	uint64_t used_ns;              /* last message */
@@ -417,6 +426,8 @@ int kvp_vb_conn_create(struct kvp_vb_rail *rail, struct kvp_net_ep *ep, struct k
 void kvp_vb_conn_destroy(struct kvp_vb_conn *conn);
 /* Brings the queue pair up against the peer's, which the datagram describes. */
 int kvp_vb_conn_up(struct kvp_vb_conn *conn, const struct kvp_vb_datagram *peer);
+/* The queue pair is up. */
+void kvp_vb_conn_opened(struct kvp_vb_conn *conn);
 /* Loses the connection: it drains. */
 void kvp_vb_conn_fail(struct kvp_vb_conn *conn, int status);
 /* The same, without a word: nobody has lost anything. */
@@ -473,12 +484,24 @@ int kvp_vb_ud_init(struct kvp_vb_rail *rail);
 void kvp_vb_ud_fini(struct kvp_vb_rail *rail);
 void kvp_vb_ud_complete(struct kvp_vb_rail *rail, const struct ibv_wc *wc);
 int kvp_vb_ud_ah(struct kvp_vb_conn *conn);
+/* Makes the connection that a request of a peer asks for, and answers it; `cm`: by librdmacm, which
+ * the connection owns then. Negative errno: it is to be rejected. */
+int kvp_vb_ud_accept(struct kvp_vb_rail *rail, const struct kvp_vb_datagram *request,
+		     struct rdma_cm_id *cm);
 void kvp_vb_ud_send(struct kvp_vb_conn *conn, enum kvp_vb_ud_type type);
 void kvp_vb_ud_tick(struct kvp_net *net);
 int kvp_vb_address_check(const void *addr, size_t addr_bytes, struct kvp_vb_address *out);
 void kvp_vb_address_seal(struct kvp_vb_address *address);
 /* Attributes of the way to a peer. */
 struct ibv_ah_attr kvp_vb_way(const struct kvp_vb_rail *rail, const struct kvp_vb_end *to);
+
+/* net_verbs_cm.c: the same by librdmacm */
+int kvp_vb_cm_init(struct kvp_vb_rail *rail);
+void kvp_vb_cm_fini(struct kvp_vb_rail *rail);
+int kvp_vb_cm_connect(struct kvp_vb_conn *conn);
+int kvp_vb_cm_accept(struct kvp_vb_conn *conn);
+/* How many events there were. */
+int kvp_vb_cm_events(struct kvp_vb_rail *rail);
 
 /* net_verbs_msg.c */
 int kvp_vb_msg_init(struct kvp_net *net);

@@ -138,6 +138,7 @@ int kvp_vb_conn_create(struct kvp_vb_rail *rail, struct kvp_net_ep *ep, struct k
 	}
 	TAILQ_INSERT_TAIL(&net->all, conn, link);
 	net->n_connecting++;
+	rail->n_by_state[conn->state]++;
 
 	r = make_memory(conn);
 	if (r == 0)
@@ -166,15 +167,25 @@ void kvp_vb_conn_destroy(struct kvp_vb_conn *conn)
 		(void)ibv_dereg_mr(conn->mr);
 	if (conn->ah)
 		(void)ibv_destroy_ah(conn->ah);
+	if (conn->cm)
+		(void)rdma_destroy_id(conn->cm); /* no event of it is kept */
 	free(conn->memory);
 	if (conn->dirty)
 		TAILQ_REMOVE(&net->dirty, conn, dirty_link);
 	net->n_connecting -= conn->state == KVP_VB_CONNECTING;
 	net->n_draining -= conn->state == KVP_VB_FAILED;
+	conn->rail->n_by_state[conn->state]--;
 	TAILQ_REMOVE(&net->all, conn, link);
 	net->conns[conn->idx] = NULL;
 	conn->rail->n_conns--;
 	free(conn);
+}
+
+static void set_state(struct kvp_vb_conn *conn, enum kvp_vb_state state)
+{
+	conn->rail->n_by_state[conn->state]--;
+	conn->rail->n_by_state[state]++;
+	conn->state = state;
 }
 
 static enum ibv_mtu common_mtu(const struct kvp_vb_rail *rail, uint8_t theirs)
@@ -217,10 +228,15 @@ int kvp_vb_conn_up(struct kvp_vb_conn *conn, const struct kvp_vb_datagram *peer)
 	if (r)
 		return -r;
 
-	net->n_connecting--;
-	conn->state = KVP_VB_OPEN;
-	conn->since_ns = conn->tried_ns = conn->used_ns = net->now_ns;
+	kvp_vb_conn_opened(conn);
 	return 0;
+}
+
+void kvp_vb_conn_opened(struct kvp_vb_conn *conn)
+{
+	conn->net->n_connecting--;
+	set_state(conn, KVP_VB_OPEN);
+	conn->since_ns = conn->tried_ns = conn->used_ns = conn->net->now_ns;
 }
 
 static void log_loss(const struct kvp_vb_conn *conn, int status)
@@ -239,7 +255,7 @@ static void begin_drain(struct kvp_vb_conn *conn, int status)
 {
 	conn->net->n_connecting -= conn->state == KVP_VB_CONNECTING;
 	conn->net->n_draining++;
-	conn->state = KVP_VB_FAILED;
+	set_state(conn, KVP_VB_FAILED);
 	conn->status = status;
 	conn->since_ns = conn->net->now_ns;
 	kvp_qp_fail(&conn->qp, status);

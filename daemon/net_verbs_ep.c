@@ -87,13 +87,14 @@ static int path_connect(struct kvp_net_ep *ep, unsigned k)
 
 	conn->path = k;
 	conn->to = ep->peer.ends[path->end];
-	r = kvp_vb_ud_ah(conn);
+	r = path->rail->cm ? kvp_vb_cm_connect(conn) : kvp_vb_ud_ah(conn);
 	if (r < 0) {
 		kvp_vb_conn_destroy(conn);
 		return r;
 	}
 	path->conn = conn;
-	kvp_vb_ud_send(conn, KVP_VB_REQUEST);
+	if (!conn->cm)
+		kvp_vb_ud_send(conn, KVP_VB_REQUEST);
 	conn->repeat_ns = ep->net->now_ns + KVP_VB_REPEAT_NS;
 	return 0;
 }

@@ -93,8 +93,10 @@ static void deliver(struct kvp_net *net, const struct kvp_vb_held *message)
 	want = net->events->message(net->arg, copy, message->hdr_bytes, message->bytes);
 	if (message->bytes == 0)
 		return;
-	if (!want || want != message->place) {
+	if (want != message->place) {
 		net->stats.dropped++; /* it lies in a slot that nobody reads */
+		if (want)
+			net->events->lost(net->arg, copy, message->hdr_bytes, want);
 		return;
 	}
 	net->events->data(net->arg, copy, message->hdr_bytes, message->place, message->bytes);

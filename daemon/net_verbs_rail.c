@@ -158,7 +158,11 @@ static int open_parts(struct kvp_vb_rail *rail)
 		ibv_reg_mr(rail->pd, net->bounce, (size_t)KVP_VB_BOUNCES * KVP_VB_BOUNCE_BYTES, 0);
 	if (!rail->bounce_mr)
 		return -errno;
-	return kvp_vb_ud_init(rail);
+	r = kvp_vb_ud_init(rail);
+	if (r < 0 || !net->config.rdma_cm)
+		return r;
+	r = kvp_vb_cm_init(rail);
+	return r == 0 ? watch(net->epoll_fd, rail->cm->fd) : r;
 }
 
 static void make_end(struct kvp_vb_rail *rail)
@@ -171,6 +175,7 @@ static void make_end(struct kvp_vb_rail *rail)
 		.lid = rail->nic.lid,
 		.ethernet = rail->nic.ethernet,
 		.number = rail->nic.number,
+		.port = rail->cm_port,
 	};
 	memcpy(end->gid, rail->nic.gid.raw, sizeof(end->gid));
 }
@@ -199,6 +204,7 @@ int kvp_vb_rail_open(struct kvp_net *net, const struct kvp_nic *nic, char *err, 
 
 void kvp_vb_rail_close(struct kvp_vb_rail *rail)
 {
+	kvp_vb_cm_fini(rail);
 	kvp_vb_ud_fini(rail);
 	if (rail->bounce_mr)
 		(void)ibv_dereg_mr(rail->bounce_mr);

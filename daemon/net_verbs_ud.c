@@ -160,7 +160,7 @@ static void reject(struct kvp_vb_rail *rail, const struct kvp_vb_datagram *reque
 }
 
 static int accept_conn(struct kvp_vb_rail *rail, struct kvp_vb_in *in,
-		       const struct kvp_vb_datagram *request)
+		       const struct kvp_vb_datagram *request, struct rdma_cm_id *cm)
 {
 	struct kvp_vb_conn *conn;
 	int r = kvp_vb_conn_create(rail, NULL, in, &conn);
@@ -170,21 +170,28 @@ static int accept_conn(struct kvp_vb_rail *rail, struct kvp_vb_in *in,
 
 	conn->to = request->end;
 	conn->peer_conn = request->conn;
-	r = kvp_vb_ud_ah(conn);
-	if (r == 0)
+	conn->cm = cm;
+	if (cm)
+		r = kvp_vb_cm_accept(conn);
+	else
+		r = kvp_vb_ud_ah(conn);
+	if (r == 0 && !cm)
 		r = kvp_vb_conn_up(conn, request);
 	if (r < 0) {
+		conn->cm = NULL; /* who rejects needs it */
 		kvp_vb_conn_destroy(conn);
 		return r;
 	}
-	kvp_vb_ud_send(conn, KVP_VB_REPLY);
+	if (!cm)
+		kvp_vb_ud_send(conn, KVP_VB_REPLY);
 	return 0;
 }
 
 /* An endpoint that has sent something was known here, or what it sent is lost. */
-static int accept_request(struct kvp_vb_rail *rail, struct kvp_vb_in *in,
-			  const struct kvp_vb_datagram *request)
+int kvp_vb_ud_accept(struct kvp_vb_rail *rail, const struct kvp_vb_datagram *request,
+		     struct rdma_cm_id *cm)
 {
+	struct kvp_vb_in *in = kvp_vb_in_find(rail->net, request->from, request->ep);
 	bool new = !in;
 	int r;
 
@@ -197,7 +204,7 @@ static int accept_request(struct kvp_vb_rail *rail, struct kvp_vb_in *in,
 		if (r < 0)
 			return r;
 	}
-	r = accept_conn(rail, in, request);
+	r = accept_conn(rail, in, request, cm);
 	if (r < 0 && new)
 		kvp_vb_in_destroy(in);
 	return r;
@@ -214,7 +221,7 @@ static void on_request(struct kvp_vb_rail *rail, const struct kvp_vb_datagram *r
 			kvp_vb_ud_send(conn, KVP_VB_REPLY); /* again: the last was lost */
 		return;
 	}
-	r = accept_request(rail, in, request);
+	r = kvp_vb_ud_accept(rail, request, NULL);
 	if (r < 0)
 		reject(rail, request, r);
 }
@@ -366,7 +373,7 @@ void kvp_vb_ud_tick(struct kvp_net *net)
 			continue;
 		if (net->now_ns - conn->since_ns > KVP_VB_CONNECT_NS) {
 			kvp_vb_conn_fail(conn, -ETIMEDOUT);
-		} else if (net->now_ns >= conn->repeat_ns) {
+		} else if (!conn->cm && net->now_ns >= conn->repeat_ns) {
 			kvp_vb_ud_send(conn, KVP_VB_REQUEST);
 			conn->repeat_ns = net->now_ns + KVP_VB_REPEAT_NS;
 		}

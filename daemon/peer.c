@@ -463,6 +463,7 @@ static void view_fill(const struct kvp_peer *peer, struct kvp_peer_view *view)
 	(void)snprintf(view->node, sizeof(view->node), "%.63s", peer->node);
 	(void)snprintf(view->reason, sizeof(view->reason), "%s", peer->reason);
 	memcpy(view->incarnation, peer->incarnation, sizeof(view->incarnation));
+	kvp_peer_count_rails(peer, view);
 }
 
 void kvp_peers_each(struct kvp_peers *peers, kvp_peer_view_fn *fn, void *arg)

@@ -98,7 +98,8 @@ struct kvp_peer_view {
 	uint64_t since_ns, last_heard_ns, retry_at_ns; /* CLOCK_MONOTONIC; 0: none */
 	uint64_t bytes_sent, bytes_recv, messages_sent, messages_recv, reconnects;
 	uint32_t holders, endpoints, unsent_bytes;
-	char reason[128]; /* why it was lost last */
+	uint32_t rails_open, rails; /* connections of its endpoints now, and possible ones */
+	char reason[128];           /* why it was lost last */
 };
 typedef bool kvp_peer_view_fn(void *arg, const struct kvp_peer_view *view);
 void kvp_peers_each(struct kvp_peers *peers, kvp_peer_view_fn *fn, void *arg);

@@ -109,6 +109,19 @@ int kvp_peer_endpoint(struct kvp_peer *peer, uint32_t lane_idx, uint32_t peer_la
 	return 0;
 }
 
+void kvp_peer_count_rails(const struct kvp_peer *peer, struct kvp_peer_view *view)
+{
+	const struct kvp_peer_ep *ep;
+
+	DL_FOREACH (peer->peers->eps, ep) {
+		if (ep->peer != peer)
+			continue;
+		view->rails_open +=
+			atomic_load_explicit(&ep->board.rails_open, memory_order_relaxed);
+		view->rails += atomic_load_explicit(&ep->board.rails, memory_order_relaxed);
+	}
+}
+
 void kvp_peer_end_endpoints(struct kvp_peer *peer)
 {
 	struct kvp_peers *peers = peer->peers;

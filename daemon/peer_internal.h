@@ -161,3 +161,5 @@ void kvp_peers_drop_looped(struct kvp_peers *peers, const struct kvp_peer *peer)
 /* peer_ep.c */
 /* Orders the end of all endpoints of the peer's session. */
 void kvp_peer_end_endpoints(struct kvp_peer *peer);
+/* Adds up what the lanes say of its endpoints. */
+void kvp_peer_count_rails(const struct kvp_peer *peer, struct kvp_peer_view *view);

@@ -60,6 +60,20 @@ void lt_begin(struct lt *lt)
 	lt->next_id = 1000;
 }
 
+const struct kvp_net_ops *lt_net(void)
+{
+	const char *net = getenv("KVP_TEST_NET");
+
+	return net && strcmp(net, "verbs") == 0 ? &kvp_net_verbs : &kvp_net_ucx;
+}
+
+bool lt_rdma(struct kvp_net_verbs_config *verbs)
+{
+	kvp_net_verbs_defaults(verbs);
+	verbs->devices = "rxe0";
+	return getenv("KVP_TEST_NET") && lt_net() == &kvp_net_ucx;
+}
+
 struct kvp_lane *lt_lane(struct lt *lt, const struct kvp_lane_config *given)
 {
 	struct kvp_lane_config config = *given;
@@ -67,13 +81,10 @@ struct kvp_lane *lt_lane(struct lt *lt, const struct kvp_lane_config *given)
 	char err[256] = "";
 	int r;
 
-	/* KVP_TEST_NET=verbs: over RDMA. */
-	if (config.net && getenv("KVP_TEST_NET")) {
-		kvp_net_verbs_defaults(&verbs);
-		verbs.devices = "rxe0";
-		config.net = &kvp_net_verbs;
-		config.verbs = &verbs;
-	}
+	config.rdma = lt_rdma(&verbs);
+	config.verbs = &verbs;
+	if (config.net == &kvp_net_ucx)
+		config.net = lt_net();
 	config.name = config.name ? config.name : "host";
 	config.slots = config.slots ? config.slots : 64;
 	config.slot_bytes = config.slot_bytes ? config.slot_bytes : 1 << 20;

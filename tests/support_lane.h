@@ -50,6 +50,10 @@ struct lt {
 
 void lt_begin(struct lt *lt);
 /* Adds a lane; fields that are 0 get the rig's defaults. Transport only if `net` is set. */
+/* UCX, unless KVP_TEST_NET=verbs: what lanes get that ask for UCX. KVP_TEST_NET=ucx: over RDMA. */
+const struct kvp_net_ops *lt_net(void);
+/* Fills the devices of tests; is UCX to use them? */
+bool lt_rdma(struct kvp_net_verbs_config *verbs);
 struct kvp_lane *lt_lane(struct lt *lt, const struct kvp_lane_config *config);
 /* Stops the lanes; every object has been ended. */
 void lt_end(struct lt *lt);

@@ -88,7 +88,7 @@ void rig_begin(struct rig *rig)
 	rig->stages = map;
 }
 
-/* KVP_TEST_NET=verbs: over RDMA, prefill's daemons on rxe1, all others on rxe2; with
+/* KVP_TEST_NET=verbs, or ucx: over RDMA, prefill's daemons on rxe1, all others on rxe2; with
  * KVP_TEST_RAILS=2 also on rxe3 and rxe4. */
 static void transport_configure(const struct rig_daemon *daemon, FILE *file)
 {
@@ -97,7 +97,10 @@ static void transport_configure(const struct rig_daemon *daemon, FILE *file)
 
 	if (!net)
 		return;
-	fprintf(file, "[data]\ntransport = %s\n[verbs]\ndevice = rxe%d\n", net, first);
+	fprintf(file, "[data]\ntransport = %s\n[ucx]\nnetwork = rdma\n", net);
+	fprintf(file, "[verbs]\ndevice = rxe%d\n", first);
+	if (getenv("KVP_TEST_CONNECT"))
+		fprintf(file, "connect = %s\n", getenv("KVP_TEST_CONNECT"));
 	if (getenv("KVP_TEST_RAILS"))
 		fprintf(file, "device = rxe%d\n", first + 2);
 }

@@ -79,7 +79,7 @@ static void on_lost(void *arg, const void *hdr, size_t hdr_bytes, void *place)
 	(void)hdr;
 	(void)hdr_bytes;
 	(void)place;
-	node->bad++; /* payloads are here when their message is */
+	node->lost++;
 }
 
 static void on_sent(void *arg, void *req, int status)

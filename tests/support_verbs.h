@@ -33,6 +33,7 @@ struct vp_node {
 	struct kvp_net_key keys[VP_SLOTS];
 	uint64_t next_seq;
 	uint64_t messages, data, bad, sent_ok, sent_bad, failed, closed;
+	uint64_t lost; /* payloads that were not where their message was expected to have them */
 	uint64_t told; /* sent() calls */
 	int last_status;
 	bool echo; /* answers each message by one without payload */

@@ -298,3 +298,31 @@ Test(config, print_is_read_back)
 	cr_assert_arr_eq(&config, &before, sizeof(config));
 	free(text);
 }
+
+Test(config, rails)
+{
+	static const char *const bad[] = {
+		"[rail_of]\nmlx5_0 = 256\n",     "[rail_of]\nmlx5_0 = first\n",
+		"[gpu.0]\nnics = a\nnics = b\n", "[gpu.0]\n[gpu.0]\n",
+		"[gpu.0]\nslots = 8\n",          "[gpu.]\nnics = a\n",
+		"[nics]\nrails = 5\n",           "[nics]\nrail_policy = some\n",
+		"[verbs]\nconnect = tcp\n",      "[ucx]\nnetwork = shm\n",
+	};
+
+	cr_assert_eq(read_text("[verbs]\ndevice = mlx5_2\ndevice = mlx5_3\nconnect = rdma_cm\n"
+			       "[nics]\nexclude = mlx5_9\nrails = 2\nrail_policy = same\n"
+			       "[gpu.GPU-12]\nnics = mlx5_0, mlx5_1\n[gpu.3]\nnics = mlx5_4\n"
+			       "[rail_of]\nmlx5_0 = 0\nmlx5_1 = 255\n"),
+		     0);
+	cr_assert_str_eq(config.verbs.device, "mlx5_2,mlx5_3");
+	cr_assert_eq(config.verbs.connect, KVP_CONNECT_RDMA_CM);
+	cr_assert_eq(config.nics.rails, 2);
+	cr_assert_eq(config.nics.rail_policy, KVP_RAIL_SAME);
+	cr_assert_eq(config.n_gpu_nics, 2);
+	cr_assert_str_eq(config.gpu_nics[0].gpu, "GPU-12");
+	cr_assert_str_eq(config.gpu_nics[0].nics, "mlx5_0, mlx5_1");
+	cr_assert_str_eq(config.gpu_nics[1].nics, "mlx5_4");
+	cr_assert_str_eq(config.rail_of, "mlx5_0=0,mlx5_1=255");
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(bad); i++)
+		cr_assert_eq(read_text(bad[i]), -EINVAL, "%s", bad[i]);
+}

@@ -565,7 +565,7 @@ static int false_open(struct kvp_net **out, const struct kvp_net_config *config,
 	false_events = *config->events;
 	false_events.sent = false_sent;
 	own.events = &false_events;
-	return kvp_net_ucx.open(out, &own, err, err_bytes);
+	return lt_net()->open(out, &own, err, err_bytes);
 }
 
 static bool has_all_slots(void *arg)
@@ -578,7 +578,7 @@ static bool has_all_slots(void *arg)
 /* One send fails while its endpoint lives: the room does, once, and leaves nothing behind. */
 static void one_send_fails(uint64_t tokens)
 {
-	struct kvp_net_ops failing = kvp_net_ucx;
+	struct kvp_net_ops failing = *lt_net();
 	struct scene_config c = { .n_dests = 1, .end = tokens, .net = &failing };
 	struct scene *scene;
 

@@ -734,3 +734,61 @@ Test(net, unreachable_peer_does_not_block)
 	cr_assert_eq(ops->stats(a.net)->eps, 0);
 	node_close(&a);
 }
+
+/* ---- over RDMA, which is refused to what is not */
+
+Test(net, lanes_are_read)
+{
+	static const struct {
+		const char *text, *bad;
+	} cases[] = {
+		{ "# UCP endpoint 0x1\n#   lane[0]:  0:rc_verbs/rxe0:1.0 md[0]  -> md[0]/ib am\n",
+		  NULL },
+		{ "# lane[0]: 1:rc_mlx5/mlx5_0:1.0 md[0]\n# lane[1]: 2:rc_mlx5/mlx5_1:1.0 md[1]\n",
+		  NULL },
+		{ "# lane[0]: 1:rc_mlx5/mlx5_0:1.0 md[0]\n# lane[1]: 0:tcp/eth0.0 md[1]\n", "tcp" },
+		{ "# lane[0]: 3:posix/memory.0 md[2]\n", "posix" },
+		{ "# lane[0]: 3:cma/memory.0 md[2]\n", "cma" },
+		{ "# UCP endpoint 0x1\n", "no lane" },
+		{ "", "no lane" },
+	};
+
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(cases); i++) {
+		char bad[32];
+		int r = kvp_ucx_lanes_read(cases[i].text, bad, sizeof(bad));
+
+		cr_assert_eq(r, cases[i].bad ? -EPROTONOSUPPORT : 0, "case %zu", i);
+		if (r < 0)
+			cr_assert_str_eq(bad, cases[i].bad);
+	}
+}
+
+/* As if UCX had chosen tcp although it was told otherwise. */
+Test(net, an_endpoint_over_tcp_is_refused_in_rdma_mode)
+{
+	struct node a, b;
+	struct kvp_net_ep *ep;
+
+	node_open(&a);
+	node_open(&b);
+	a.net->rdma = true;
+	cr_assert_eq(ops->ep_open(a.net, b.addr, b.addr_bytes, &a, &ep), -EPROTONOSUPPORT);
+	cr_assert_eq(ops->stats(a.net)->eps, 0);
+	a.net->rdma = false;
+	node_connect(&a, &b);
+	node_close(&a);
+	node_close(&b);
+}
+
+Test(net, rdma_without_a_device_does_not_start)
+{
+	struct kvp_net_verbs_config verbs;
+	struct kvp_net_config config = { .verbs = &verbs, .rdma = true };
+	struct kvp_net *net;
+	char err[256] = "";
+
+	kvp_net_verbs_defaults(&verbs);
+	verbs.devices = "mlx5_99";
+	cr_assert_eq(ops->open(&net, &config, err, sizeof(err)), -ENODEV);
+	cr_assert(strstr(err, "mlx5_99"), "%s", err);
+}

@@ -122,6 +122,14 @@ static unsigned conns_of(const struct vp_node *node)
 	return n;
 }
 
+/* Until the endpoint of `a` has so many connections. */
+static void wait_conns(struct pair *pair, unsigned n)
+{
+	for (unsigned i = 0; i < 10000 && conns_of(&pair->a) != n; i++)
+		vp_idle(&pair->a, &pair->b, 1);
+	cr_assert_eq(conns_of(&pair->a), n);
+}
+
 static uint64_t resent(const struct vp_node *node)
 {
 	uint64_t n = 0;
@@ -141,7 +149,7 @@ Test(net_rails, any_number_to_any_number)
 
 			open_pair(&pair, counts[i], counts[k]);
 			pump(&pair, 20);
-			vp_idle(&pair.a, &pair.b, 20); /* now all rails are there */
+			wait_conns(&pair, KVP_MAX(counts[i], counts[k]));
 			pump(&pair, 100);
 			expect_all(&pair);
 			cr_assert_eq(conns_of(&pair.a), KVP_MAX(counts[i], counts[k]));
@@ -172,7 +180,7 @@ Test(net_rails, order_holds_across_rails)
 
 	open_pair(&pair, 2, 2);
 	pump(&pair, 4);
-	vp_idle(&pair.a, &pair.b, 20);
+	wait_conns(&pair, 2);
 	expect_all(&pair);
 	cr_assert_eq(conns_of(&pair.a), 2);
 
@@ -201,13 +209,15 @@ static void failure_at(uint64_t n, bool late, unsigned rails)
 
 	open_pair(&pair, rails, rails);
 	pump(&pair, 4);
-	vp_idle(&pair.a, &pair.b, 2);
+	wait_conns(&pair, rails);
+	expect_all(&pair);
 	kvp_fake.fail_at = kvp_fake.n_posted + n;
 	kvp_fake.fail_status = IBV_WC_RETRY_EXC_ERR;
 	kvp_fake.fail_late = late;
 	pump(&pair, 24);
 	expect_all(&pair);
-	vp_idle(&pair.a, &pair.b, 2);
+	for (unsigned i = 0; i < 4000 && pair.a.net->n_trouble > 0; i++)
+		vp_idle(&pair.a, &pair.b, 1);
 	cr_assert_eq(pair.a.net->n_trouble, 0);
 	close_pair(&pair);
 }
@@ -233,7 +243,7 @@ Test(net_rails, what_the_card_still_had_goes_again)
 
 	open_pair(&pair, 2, 2);
 	pump(&pair, 4);
-	vp_idle(&pair.a, &pair.b, 20);
+	wait_conns(&pair, 2);
 	expect_all(&pair);
 	kvp_fake.hold = true;
 	for (uint64_t i = 0; i < 8; i++)
@@ -259,16 +269,14 @@ Test(net_rails, a_cut_rail_is_left_and_taken_again)
 
 	open_pair(&pair, 2, 2);
 	pump(&pair, 20);
-	vp_idle(&pair.a, &pair.b, 20);
+	wait_conns(&pair, 2);
 	kvp_fake.cut[1] = true;
 	pump(&pair, 60);
 	expect_all(&pair);
 	cr_assert_eq(conns_of(&pair.a), 1);
 	bytes = pair.a.net->rails[1].bytes;
 	kvp_fake.cut[1] = false;
-	for (unsigned i = 0; i < 4000 && conns_of(&pair.a) < 2; i++)
-		vp_idle(&pair.a, &pair.b, 1);
-	cr_assert_eq(conns_of(&pair.a), 2);
+	wait_conns(&pair, 2);
 	pump(&pair, 40);
 	expect_all(&pair);
 	cr_assert_gt(pair.a.net->rails[1].bytes, bytes);
@@ -281,15 +289,13 @@ Test(net_rails, a_port_goes_down_and_comes_back)
 
 	open_pair(&pair, 2, 2);
 	pump(&pair, 20);
-	vp_idle(&pair.a, &pair.b, 20);
+	wait_conns(&pair, 2);
 	kvp_fake_event(0, IBV_EVENT_PORT_ERR, NULL);
 	pump(&pair, 40);
 	expect_all(&pair);
-	vp_idle(&pair.a, &pair.b, 20);
-	cr_assert_eq(conns_of(&pair.a), 1);
+	wait_conns(&pair, 1);
 	kvp_fake_event(0, IBV_EVENT_PORT_ACTIVE, NULL);
-	vp_idle(&pair.a, &pair.b, 60);
-	cr_assert_eq(conns_of(&pair.a), 2);
+	wait_conns(&pair, 2);
 	pump(&pair, 40);
 	expect_all(&pair);
 	close_pair(&pair);
@@ -301,9 +307,10 @@ Test(net_rails, a_dead_device_is_never_used_again)
 
 	open_pair(&pair, 2, 2);
 	pump(&pair, 20);
-	vp_idle(&pair.a, &pair.b, 20);
+	wait_conns(&pair, 2);
 	kvp_fake_event(1, IBV_EVENT_DEVICE_FATAL, NULL);
 	pump(&pair, 40);
+	wait_conns(&pair, 1);
 	vp_idle(&pair.a, &pair.b, 60);
 	pump(&pair, 40);
 	expect_all(&pair);
@@ -323,12 +330,14 @@ Test(net_rails, an_unused_rail_is_made_when_needed)
 		uint64_t want = pair.a.messages + 1;
 
 		kvp_fake_event(dev, IBV_EVENT_PORT_ERR, NULL);
-		vp_idle(&pair.a, &pair.b, 40);
+		while (!pair.b.net->rails[dev].port_down)
+			vp_idle(&pair.a, &pair.b, 1);
 		while (vp_send(&pair.b, want - 1) == -EAGAIN)
 			vp_idle(&pair.a, &pair.b, 1);
 		cr_assert(vp_turn(&pair.a, &pair.b, &pair.a.messages, want, 2000));
 		kvp_fake_event(dev, IBV_EVENT_PORT_ACTIVE, NULL);
-		vp_idle(&pair.a, &pair.b, 40);
+		while (pair.b.net->rails[dev].port_down)
+			vp_idle(&pair.a, &pair.b, 1);
 	}
 	cr_assert_eq(pair.a.failed + pair.b.failed, 0);
 	close_pair(&pair);
@@ -340,7 +349,8 @@ Test(net_rails, without_any_rail_it_fails_in_words)
 
 	open_pair(&pair, 2, 2);
 	pump(&pair, 20);
-	vp_idle(&pair.a, &pair.b, 20);
+	wait_conns(&pair, 2);
+	expect_all(&pair);
 	kvp_fake.cut[0] = kvp_fake.cut[1] = true;
 	for (uint64_t i = 0; i < 4; i++)
 		cr_assert_eq(vp_put(&pair.a, &pair.b, pair.seq++, (uint32_t)i, 0, 100, true), 0);
@@ -384,7 +394,7 @@ Test(net_rails, a_bad_key_is_not_sent_again)
 
 	open_pair(&pair, 2, 2);
 	pump(&pair, 20);
-	vp_idle(&pair.a, &pair.b, 20);
+	wait_conns(&pair, 2);
 	expect_all(&pair);
 	for (unsigned i = 0; i < KVP_VB_RAILS; i++)
 		((struct kvp_vb_key *)&pair.b.keys[1])->rkey[i] ^= 0x5500;
@@ -402,7 +412,7 @@ Test(net_rails, what_fails_twice_is_given_up)
 
 	open_pair(&pair, 4, 4);
 	pump(&pair, 20);
-	vp_idle(&pair.a, &pair.b, 20);
+	wait_conns(&pair, 4);
 	expect_all(&pair);
 	kvp_fake.fail_writes = true;
 	kvp_fake.fail_status = IBV_WC_REM_OP_ERR;

@@ -28,6 +28,14 @@ static void open_pair(struct vp_node *a, struct vp_node *b, uint32_t depth)
 	cr_assert_eq(vp_connect(b, a), 0);
 }
 
+/* Until both can send. */
+static void join(struct vp_node *a, struct vp_node *b)
+{
+	for (unsigned i = 0; i < 4000 && !(a->ep->joined && b->ep->joined); i++)
+		vp_idle(a, b, 1);
+	cr_assert(a->ep->joined && b->ep->joined);
+}
+
 static void expect_nothing_left(void)
 {
 	cr_assert_eq(kvp_fake.n_qps, 0);
@@ -175,6 +183,23 @@ Test(net_verbs, says_whether_it_takes_memory_of_a_device)
 	close_pair(&a, &b);
 }
 
+/* The lane, which has named a place, is told that nothing comes there. */
+Test(net_verbs, a_write_elsewhere_is_lost)
+{
+	struct vp_node a, b;
+
+	open_pair(&a, &b, 32);
+	join(&a, &b);
+	b.keys[3] = b.keys[4];
+	cr_assert_eq(vp_put(&a, &b, 0, 3, 0, 64, true), 0);
+	cr_assert_eq(vp_put(&a, &b, 1, 5, 0, 64, true), 0);
+	cr_assert(vp_turn(&a, &b, &b.messages, 2, 2000));
+	cr_assert_eq(b.data, 1);
+	cr_assert_eq(b.lost, 1);
+	cr_assert_eq(kvp_net_verbs.stats(b.net)->dropped, 1);
+	close_pair(&a, &b);
+}
+
 /* Whatever the depth: never more under way than there are receives, so the fake, which fails a send
  * without a receive at once, never does. */
 Test(net_verbs, credits_at_every_depth)
@@ -183,7 +208,7 @@ Test(net_verbs, credits_at_every_depth)
 		struct vp_node a, b;
 
 		open_pair(&a, &b, depth);
-		vp_idle(&a, &b, 2);
+		join(&a, &b);
 		for (uint64_t i = 0; i < 200; i++) {
 			unsigned tries = 0;
 
@@ -210,7 +235,7 @@ Test(net_verbs, failure_at_every_request)
 		uint64_t taken = 0;
 
 		open_pair(&a, &b, 32);
-		vp_idle(&a, &b, 2);
+		join(&a, &b);
 		kvp_fake.fail_at = kvp_fake.n_posted + n;
 		kvp_fake.fail_status = IBV_WC_RETRY_EXC_ERR;
 		for (uint64_t i = 0; i < VP_SLOTS; i++) {
@@ -241,7 +266,7 @@ Test(net_verbs, close_with_requests_at_the_card)
 	struct vp_node a, b;
 
 	open_pair(&a, &b, 32);
-	vp_idle(&a, &b, 2);
+	join(&a, &b);
 	kvp_fake.hold = true;
 	for (uint64_t i = 0; i < 10; i++)
 		cr_assert_eq(vp_put(&a, &b, i, (uint32_t)i, 0, 1000, true), 0);
@@ -318,7 +343,7 @@ Test(net_verbs, a_stranger_is_not_connected)
 	uint32_t qps;
 
 	open_pair(&a, &b, 32);
-	vp_idle(&a, &b, 2);
+	join(&a, &b);
 	kvp_net_verbs.ep_close(a.net, a.ep);
 	cr_assert(vp_turn(&a, &b, &a.closed, 1, 2000));
 	vp_idle(&a, &b, 2);
@@ -386,7 +411,7 @@ Test(net_verbs, a_dead_device_fails_all)
 	struct vp_node a, b;
 
 	open_pair(&a, &b, 32);
-	vp_idle(&a, &b, 2);
+	join(&a, &b);
 	kvp_fake_event(0, IBV_EVENT_DEVICE_FATAL, NULL);
 	cr_assert(vp_turn(&a, NULL, &a.failed, 1, 2000));
 	kvp_net_verbs.ep_close(a.net, a.ep);
