@@ -13,14 +13,14 @@ count() # passed, failed, skipped
 wanted() { [ -z "$1" ] || case $2 in "$1"*) ;; *) false ;; esac; }
 
 # A program whose transport the environment chooses. over: what it runs over, for the output.
-over=verbs
+net=verbs over=verbs
 program() # seconds, name, arguments...
 {
 	limit=$1 name=$2
 	shift 2
 	[ -x "$KVP_BIN/tests/$name" ] || return 0
 	from=$(date +%s%N)
-	KVP_TEST_NET=verbs timeout -k 2 "$limit" "$KVP_BIN/tests/$name" "$@" >$log 2>&1 </dev/null
+	KVP_TEST_NET=$net timeout -k 2 "$limit" "$KVP_BIN/tests/$name" "$@" >$log 2>&1 </dev/null
 	rc=$?
 	ms=$((($(date +%s%N) - from) / 1000000))
 	sum=$(grep -a 'Synthesis: Tested:' $log | tail -1 | tr -dc '0-9 ')
@@ -42,11 +42,30 @@ program() # seconds, name, arguments...
 	tail -40 $log | sed 's/^/    /'
 }
 
-"$KVP_BIN/tests/rxe_checks" ${1:+"$1"} >$log 2>&1
-rc=$?
-grep -v '^[0-9]* passed, ' $log
-count $(tail -1 $log | tr -dc '0-9 ' | awk '{ print $1 + 0, $2 + 0, $3 + 0 }')
-[ $rc -le 1 ] || count 0 1 0
+checks() # beginnings of names
+{
+	"$KVP_BIN/tests/rxe_checks" "$@" >$log 2>&1
+	rc=$?
+	grep -v '^[0-9]* passed, ' $log
+	count $(tail -1 $log | tr -dc '0-9 ' | awk '{ print $1 + 0, $2 + 0, $3 + 0 }')
+	[ $rc -le 1 ] || count 0 1 0
+}
+checks ${1:+"$1"}
+
+# The same with connections made by librdmacm; not those that take a link down, since what the kernel
+# then sends by itself stops the queue pair of soft RoCE that librdmacm needs.
+cm()
+{
+	over="verbs, connect = rdma_cm"
+	export KVP_TEST_CONNECT=rdma_cm
+	echo "connections by librdmacm:"
+	checks "net: a device" "net: m" "net: p" "net: c" "net: a bad" "net: w" "net: a killed" \
+		"net: n" "net: s" "rails: both" "rails: a link goes silent"
+	program 120 demo
+	unset KVP_TEST_CONNECT
+	over=verbs
+}
+! wanted "$1" cm || cm
 
 # What kvpackctl says of the devices that the checks used.
 doctor()
@@ -62,7 +81,7 @@ doctor()
 }
 ! wanted "$1" doctor || doctor
 
-for name in test_lane test_lane_rooms test_lane_fair demo replay_sglang replay_vllm \
+for name in test_lane test_lane_rooms test_lane_fair test_lane_hostile demo replay_sglang replay_vllm \
 	replay_faults_abort replay_faults_kill; do
 	! wanted "$1" $name || program 120 $name
 done
@@ -94,6 +113,15 @@ rails()
 	over=verbs
 }
 ! wanted "$1" rails || rails
+
+# The same over reliable connections that UCX makes.
+ucx()
+{
+	net=ucx over="UCX, rc_verbs"
+	for name in test_lane test_lane_rooms; do program 120 $name; done
+	net=verbs over=verbs
+}
+! wanted "$1" ucx || ucx
 ! wanted "$1" bench_verbs || program 60 bench_verbs rxe0
 echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
 [ $failed = 0 ]
