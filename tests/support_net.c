@@ -52,7 +52,7 @@ static bool user_make(char *why, size_t why_bytes)
 	unsigned int uid = geteuid(), gid = getegid();
 	char map[64];
 
-	if (unshare(CLONE_NEWUSER | CLONE_NEWNET) < 0)
+	if (unshare(CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWNS) < 0)
 		return fail(why, why_bytes, "no namespaces for this user");
 	if (!file_write("/proc/self/setgroups", "deny"))
 		return fail(why, why_bytes, "setgroups");
@@ -181,7 +181,7 @@ bool net_make(struct rig_net *net, char *why, size_t why_bytes)
 	uint32_t i;
 
 	memset(net, 0, sizeof(*net));
-	if (unshare(CLONE_NEWNET) < 0 && !user_make(why, why_bytes))
+	if (unshare(CLONE_NEWNET | CLONE_NEWNS) < 0 && !user_make(why, why_bytes))
 		return false;
 	net->router = own("/proc/self/ns/net");
 	net->files = own("/proc/self/ns/mnt");
