@@ -5,6 +5,7 @@
 # make demo         the same for the demo: two daemons, eight ranks, every byte checked
 # make asan         check under ASan and UBSan       make tsan        stress programs under TSan
 # make valgrind     Criterion tests under valgrind   make bench       all benchmarks (T=bench_x: one)
+# make torture      every allocation and foreign call fails in turn (PART=start|run|stop STRIDE=8: some)
 # make check-rdma   RDMA verbs for real: soft RoCE in a QEMU guest, which it builds from Debian packages
 # make matrix            every state of a room x every victim x every fault (T=sample, T=want/)
 # make fuzz T=msg SECS=60    one libFuzzer target    make deps        only the Debian packages
@@ -73,6 +74,10 @@ PLAIN_BIN := $(call bin,tests/stress_*.c tests/bench_*.c tests/replay_*.c tests/
 FAKE_GPU_BIN := $(patsubst %,$(BUILD)/tests/%_gpu,test_lane test_lane_rooms test_lane_fair test_lane_hostile)
 TEST_BIN := $(CRITERION_BIN) $(FAKE_GPU_BIN) $(FUZZ_BIN) $(PLAIN_BIN)
 RXE_BIN := $(BUILD)/tests/rxe_checks
+# Daemon and library with a shim in front of each foreign call that can fail.
+TORTURE := $(BUILD)/torture
+TORTURE_BIN := $(addprefix $(TORTURE)/,kvpackd libkvpack.so.1 torture)
+TORTURE_WRAP := $(shell sed -n 's/^\tCALL.\([a-z0-9_]*\),.*/-Wl,--wrap=\1/p' tests/torture_calls.h)
 # Programs for a machine with a GPU; made wherever there is a toolkit.
 GPU_LANE_BIN := $(if $(CUDA_INC),$(patsubst %,$(BUILD)/tests/gpu/%,test_lane test_lane_rooms test_lane_fair test_lane_hostile))
 GPU_BIN := $(if $(CUDA_INC),$(call bin,tests/gpu/gpu_*.c)) $(GPU_LANE_BIN)
@@ -91,8 +96,8 @@ RUN_ENV := KVP_TOP=$(CURDIR) KVP_BIN=$(CURDIR)/$(BUILD)
 CH_FILES = $(wildcard $(shell git ls-files -co --exclude-standard '*.[ch]'))
 C_FILES = $(filter %.c,$(CH_FILES))
 
-.PHONY: all tests help deps check check-rdma asan tsan soak valgrind matrix bench demo parity python run-check run-rdma \
-	run-stress run-soak run-valgrind run-matrix run-bench run-demo run-parity fuzz lint format format-check top gpu-bundle clean install uninstall
+.PHONY: all tests help deps check check-rdma asan tsan soak valgrind matrix bench demo parity python torture run-check run-rdma \
+	run-stress run-soak run-valgrind run-matrix run-bench run-demo run-parity run-torture fuzz lint format format-check top gpu-bundle clean install uninstall
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -170,6 +175,21 @@ $(FAKE_CUDA): $(BUILD)/tests/fake_cuda.o
 	$(call say,LD)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS_ALL) -shared -Wl,-soname,libcuda.so.1 -o $@ $<
+
+$(TORTURE)/shim.o: tests/torture_shim.c tests/torture_calls.h Makefile
+	$(call say,CC)
+	@mkdir -p $(@D)
+	$(compile) -DTORTURE_LIBRARY $(WARN)
+$(TORTURE)/kvpackd: $(BUILD)/daemon/main.o $(BUILD)/tests/torture_shim.o $(DAEMON_A) $(PROTO_A)
+$(TORTURE)/libkvpack.so.1: $(CLIENT_OBJ) $(PROTO_OBJ) $(TORTURE)/shim.o
+$(TORTURE)/torture: $(BUILD)/tests/torture.o $(BUILD)/tests/torture_pass.o $(SUPPORT_A) $(TORTURE)/libkvpack.so.1
+$(TORTURE)/kvpackd: EXTRA := $(TORTURE_WRAP)
+$(TORTURE)/libkvpack.so.1: EXTRA := $(TORTURE_WRAP) -shared -Wl,-soname,libkvpack.so.1 -Wl,--version-script=$(SYMFILE)
+$(TORTURE)/torture: EXTRA := $(TORTURE)/libkvpack.so.1 -Wl,-rpath,'$$ORIGIN'
+$(TORTURE_BIN):
+	$(call say,LD)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(EXTRA) $(LIBS)
 # ---- run
 
 sub = +@$(MAKE) --no-print-directory
@@ -192,6 +212,8 @@ valgrind: deps
 	$(sub) KVP_TEST=1 run-valgrind
 matrix: deps
 	$(sub) KVP_TEST=1 run-matrix
+torture: deps
+	$(sub) KVP_TEST=1 SAN=address,undefined run-torture
 bench demo parity: deps
 	$(sub) run-$@
 run-check: tests
@@ -204,6 +226,8 @@ run-valgrind: all $(call pick,test)
 	@KVP_WRAP='valgrind -q --error-exitcode=9 --trace-children=yes' $(RUN_ENV) tests/run.sh $(call pick,test)
 run-matrix: all $(BUILD)/tests/matrix
 	@$(RUN_ENV) UCX_LOG_LEVEL=error $(BUILD)/tests/matrix $(or $(T),all)
+run-torture: $(TORTURE_BIN)
+	@KVP_BIN=$(CURDIR)/$(TORTURE) UCX_LOG_LEVEL=error $(TORTURE)/torture $(if $(PART),$(PART),all) $(or $(STRIDE),1) $(FIRST)
 run-bench: all $(call pick,bench)
 	@KVP_SHOW=1 KVP_JOBS=1 $(RUN_ENV) tests/run.sh $(call pick,bench)
 run-demo: all $(call bin,tests/demo*.c)

@@ -134,22 +134,33 @@ void kvpl_room_release(struct kvp_client *client, struct kvpl_room *room)
 	room_changed(client, room);
 }
 
+/* False: no memory, and it comes once only. */
+static bool take_meta(struct kvpl_room *room, const ProtobufCBinaryData *meta)
+{
+	if (!room->is_dest || meta->len == 0 || room->meta)
+		return true;
+	room->meta = malloc(meta->len);
+	if (!room->meta)
+		return false;
+	memcpy(room->meta, meta->data, meta->len);
+	room->state.meta = room->meta;
+	room->state.meta_bytes = (uint32_t)meta->len;
+	return true;
+}
+
 static void room_complete(struct kvp_client *client, struct kvpl_room *room,
 			  const Kvp__RoomEvent *event)
 {
+	if (!take_meta(room, &event->meta)) {
+		kvpl_room_fail(client, room, KVP_STATUS_NO_MEMORY,
+			       "all has come, but there is no memory for the meta", true);
+		return;
+	}
 	room->state.complete = 1;
 	room->state.phase = room->is_dest ? KVP_ROOM_COMPLETE : KVP_ROOM_DONE;
 	if (!room->is_dest) { /* it may never have been seen ready */
 		room->state.prefix = event->prefix;
 		room->state.end = event->end;
-	}
-	if (room->is_dest && event->meta.len > 0 && !room->meta) {
-		room->meta = malloc(event->meta.len);
-		if (room->meta) {
-			memcpy(room->meta, event->meta.data, event->meta.len);
-			room->state.meta = room->meta;
-			room->state.meta_bytes = (uint32_t)event->meta.len;
-		}
 	}
 	room_settle(room);
 	room_changed(client, room);

@@ -573,39 +573,46 @@ static int start_tables(struct kvp_daemon *daemon, char *err, size_t err_bytes)
 	return kvp_server_create(&core->server, core, err, err_bytes);
 }
 
-static void start_signal(struct kvp_daemon *daemon, uv_signal_t *handle, int signum)
+static int start_signal(struct kvp_daemon *daemon, uv_signal_t *handle, int signum)
 {
 	int r = uv_signal_init(&daemon->loop, handle);
 
-	assert(r == 0); /* fails only if the loop's pipe cannot be made: at start, once */
+	if (r < 0)
+		return r;
 	handle->data = daemon;
-	r = uv_signal_start(handle, on_signal, signum);
-	assert(r == 0); /* a valid signal */
-	(void)r;
+	return uv_signal_start(handle, on_signal, signum);
 }
 
-static void start_handles(struct kvp_daemon *daemon)
+/* The stop needs no more than the timers, which are first. */
+static int start_handles(struct kvp_daemon *daemon)
 {
-	/* None of these can fail with a fresh loop, short of a process without descriptors. */
-	int r = uv_async_init(&daemon->loop, &daemon->wake, on_wake);
+	int r;
 
-	assert(r == 0);
-	(void)r;
-	daemon->wake.data = daemon;
-	(void)uv_timer_init(&daemon->loop, &daemon->watchdog);
+	(void)uv_timer_init(&daemon->loop, &daemon->watchdog); /* cannot fail */
 	(void)uv_timer_init(&daemon->loop, &daemon->stop_timer);
 	daemon->watchdog.data = daemon->stop_timer.data = daemon;
-	start_signal(daemon, &daemon->sigterm, SIGTERM);
-	start_signal(daemon, &daemon->sigint, SIGINT);
-	start_signal(daemon, &daemon->sighup, SIGHUP);
+	r = uv_async_init(&daemon->loop, &daemon->wake, on_wake);
+	if (r < 0)
+		return r;
+	daemon->wake.data = daemon;
+	r = start_signal(daemon, &daemon->sigterm, SIGTERM);
+	if (r == 0)
+		r = start_signal(daemon, &daemon->sigint, SIGINT);
+	if (r == 0)
+		r = start_signal(daemon, &daemon->sighup, SIGHUP);
+	return r;
 }
 
 static int start(struct kvp_daemon *daemon)
 {
 	struct kvp_core *core = &daemon->core;
 	char err[256] = "";
-	int r = start_lane(daemon, err, sizeof(err));
+	int r = start_handles(daemon);
 
+	if (r < 0)
+		(void)snprintf(err, sizeof(err), "event loop: %s", uv_strerror(r)); /* fits */
+	if (r == 0)
+		r = start_lane(daemon, err, sizeof(err));
 	if (r == 0)
 		r = start_tables(daemon, err, sizeof(err));
 	if (r < 0) {
@@ -643,7 +650,6 @@ static int init(struct kvp_daemon *daemon, const struct kvp_config *config, cons
 	(void)n;
 	core->pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0); /* -1: clients do without */
 	kvp_inbox_init(&daemon->inbox, wake, &daemon->wake);
-	start_handles(daemon);
 	return 0;
 }
 

@@ -27,6 +27,12 @@ void kvp_inspect_num(cJSON *object, const char *name, uint64_t value)
 	(void)cJSON_AddNumberToObject(object, name, (double)value); /* NULL: no memory, see below */
 }
 
+void kvp_inspect_append(cJSON *list, cJSON *item)
+{
+	if (!cJSON_AddItemToArray(list, item)) /* one of the two could not be made */
+		cJSON_Delete(item);
+}
+
 void kvp_inspect_age(const struct kvp_inspect *ask, cJSON *object, const char *name,
 		     uint64_t since_ns)
 {
@@ -60,7 +66,7 @@ static void add_features(cJSON *object)
 	cJSON *list = cJSON_AddArrayToObject(object, "features");
 
 #ifdef KVP_TEST
-	(void)cJSON_AddItemToArray(list, cJSON_CreateString("test_hold"));
+	kvp_inspect_append(list, cJSON_CreateString("test_hold"));
 #endif
 	(void)list;
 }
@@ -75,7 +81,7 @@ static void add_limit(cJSON *list, const char *name, uint64_t used, uint64_t max
 	kvp_inspect_num(limit, "used", used);
 	kvp_inspect_num(limit, "max", max);
 	kvp_inspect_num(limit, "refused", refused);
-	(void)cJSON_AddItemToArray(list, limit);
+	kvp_inspect_append(list, limit);
 }
 
 static void add_limits(const struct kvp_core *core, cJSON *status,
@@ -128,7 +134,7 @@ static void add_slow_paths(const struct kvp_inspect *ask, cJSON *status,
 		(void)cJSON_AddStringToObject(path, "name", paths[i].name);
 		kvp_inspect_num(path, "count", paths[i].count);
 		(void)cJSON_AddStringToObject(path, "reason", paths[i].reason);
-		(void)cJSON_AddItemToArray(list, path);
+		kvp_inspect_append(list, path);
 	}
 }
 
@@ -221,11 +227,12 @@ static void add_heap(cJSON *status)
 	(void)status;
 }
 
+static void add_lanes(const struct kvp_inspect *ask, cJSON *root);
+
 cJSON *kvp_inspect_status(const struct kvp_inspect *ask)
 {
 	struct kvp_core *core = ask->core;
 	cJSON *status = cJSON_CreateObject();
-	cJSON *lanes = kvp_inspect_lanes(ask);
 	struct kvp_rooms_stats rooms = { 0 };
 	static struct kvp_lane_status lane; /* large; loop thread only */
 	uint32_t n_peers = 0;
@@ -250,10 +257,7 @@ cJSON *kvp_inspect_status(const struct kvp_inspect *ask)
 	add_rooms(core, status, &rooms);
 	kvp_inspect_num(status, "peers", n_peers);
 	add_heap(status);
-	(void)cJSON_AddItemToObject(status, "lanes", cJSON_DetachItemFromObject(lanes, "lanes"));
-	(void)cJSON_AddItemToObject(status, "gpus_refused",
-				    cJSON_DetachItemFromObject(lanes, "gpus_refused"));
-	cJSON_Delete(lanes);
+	add_lanes(ask, status);
 	add_limits(core, status, &rooms);
 	add_slow_paths(ask, status, &lane);
 	add_counters(core, status, &rooms, &lane);
@@ -388,18 +392,24 @@ static void add_refused_gpus(const struct kvp_core *core, cJSON *object)
 
 		(void)cJSON_AddStringToObject(gpu, "gpu", refusal->uuid);
 		(void)cJSON_AddStringToObject(gpu, "reason", refusal->reason);
-		(void)cJSON_AddItemToArray(list, gpu);
+		kvp_inspect_append(list, gpu);
 	}
+}
+
+static void add_lanes(const struct kvp_inspect *ask, cJSON *root)
+{
+	cJSON *lanes = cJSON_AddArrayToObject(root, "lanes");
+
+	for (uint32_t i = 0; i < ask->core->n_lanes; i++)
+		kvp_inspect_append(lanes, lane_object(ask, i));
+	add_refused_gpus(ask->core, root);
 }
 
 cJSON *kvp_inspect_lanes(const struct kvp_inspect *ask)
 {
 	cJSON *root = cJSON_CreateObject();
-	cJSON *lanes = cJSON_AddArrayToObject(root, "lanes");
 
-	for (uint32_t i = 0; i < ask->core->n_lanes; i++)
-		(void)cJSON_AddItemToArray(lanes, lane_object(ask, i));
-	add_refused_gpus(ask->core, root);
+	add_lanes(ask, root);
 	return root;
 }
 
@@ -488,7 +498,7 @@ static bool add_peer(void *arg, const struct kvp_peer_view *view)
 	kvp_inspect_num(peer, "bytes_recv", view->bytes_recv);
 	kvp_inspect_num(peer, "unsent_bytes", view->unsent_bytes);
 	kvp_inspect_num(peer, "reconnects", view->reconnects);
-	(void)cJSON_AddItemToArray(list->list, peer);
+	kvp_inspect_append(list->list, peer);
 	return true;
 }
 
@@ -545,7 +555,7 @@ cJSON *kvp_inspect_clients(const struct kvp_inspect *ask)
 
 	DL_FOREACH (ask->core->server->sessions, session) {
 		if (session->state == KVP_SESSION_UP)
-			(void)cJSON_AddItemToArray(list, client_object(ask, session));
+			kvp_inspect_append(list, client_object(ask, session));
 	}
 	return root;
 }
@@ -591,7 +601,7 @@ cJSON *kvp_inspect_pools(const struct kvp_inspect *ask)
 	const struct kvp_pool *pool;
 
 	DL_FOREACH (ask->core->pools.first, pool)
-		(void)cJSON_AddItemToArray(list, pool_object(ask, pool));
+		kvp_inspect_append(list, pool_object(ask, pool));
 	return root;
 }
 

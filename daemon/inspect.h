@@ -48,6 +48,8 @@ cJSON *kvp_inspect_pins(const struct kvp_inspect *ask);
 
 /* Small things that the parts share. */
 void kvp_inspect_num(cJSON *object, const char *name, uint64_t value);
+/* Takes the item over, whether there was memory for it and for the list or not. */
+void kvp_inspect_append(cJSON *list, cJSON *item);
 /* Seconds since `since_ns`; null when that is 0. */
 void kvp_inspect_age(const struct kvp_inspect *ask, cJSON *object, const char *name,
 		     uint64_t since_ns);

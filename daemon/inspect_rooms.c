@@ -59,7 +59,7 @@ static void add_leg(const struct kvp_inspect *ask, cJSON *list, const struct kvp
 		kvp_inspect_num(object, "bytes", view->bytes);
 		kvp_inspect_num(object, "raw_rows", view->raw_rows);
 	}
-	(void)cJSON_AddItemToArray(list, object);
+	kvp_inspect_append(list, object);
 }
 
 static struct kvp_room_leg_view *get_legs(const struct kvp_inspect *ask,
@@ -114,7 +114,7 @@ static void add_stage(cJSON *list, const char *name, uint64_t from_ns, uint64_t 
 				      at_ns > from_ns ? (double)(at_ns - from_ns) / 1e6 : 0.0);
 	/* CLOCK_MONOTONIC, for those who compare with times of their own on this machine. */
 	(void)cJSON_AddNumberToObject(stage, "monotonic_us", (double)at_ns / 1e3);
-	(void)cJSON_AddItemToArray(list, stage);
+	kvp_inspect_append(list, stage);
 }
 
 static void add_stages(cJSON *object, const struct kvp_room_view *view)
@@ -201,7 +201,7 @@ static bool add_room(void *arg, const struct kvp_room_view *view)
 {
 	struct rooms *rooms = arg;
 
-	(void)cJSON_AddItemToArray(rooms->list, room_object(rooms, view));
+	kvp_inspect_append(rooms->list, room_object(rooms, view));
 	return true;
 }
 
@@ -328,7 +328,7 @@ cJSON *kvp_inspect_waiting(const struct kvp_inspect *ask)
 		kvp_inspect_num(object, "count", causes.causes[i].count);
 		kvp_inspect_age(ask, object, "oldest_s", causes.causes[i].oldest_ns);
 		(void)cJSON_AddStringToObject(object, "example", causes.causes[i].example);
-		(void)cJSON_AddItemToArray(list, object);
+		kvp_inspect_append(list, object);
 	}
 	return root;
 }
@@ -382,7 +382,7 @@ static bool add_failure(void *arg, const struct kvp_room_view *view)
 		(void)cJSON_AddStringToObject(object, "verdict",
 					      view->verdict ? view->verdict : "");
 	}
-	(void)cJSON_AddItemToArray(failures->list, object);
+	kvp_inspect_append(failures->list, object);
 	return true;
 }
 
@@ -426,7 +426,7 @@ static bool add_pin(void *arg, const struct kvp_room_view *view)
 		kvp_inspect_num(object, "dest", view->index);
 		(void)cJSON_AddStringToObject(object, "label", view->label);
 	}
-	(void)cJSON_AddItemToArray(rooms->list, object);
+	kvp_inspect_append(rooms->list, object);
 	return true;
 }
 

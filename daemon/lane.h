@@ -73,6 +73,10 @@ struct kvp_lane_memory {
 	uint64_t dmabuf_offset, dmabuf_bytes; /* of the memory's first byte in it, of all of it */
 };
 
+/* Room in an order for the lane's own record of what it adds: that must not need memory, since the
+ * client has its answer by then. */
+#define KVP_LANE_RECORD_WORDS 8u
+
 /* A mapped pool. POOL_END answers QUIET once no rx or tx uses it (the loop has ended those before).
  * Mapping and unmapping of host memory are the loop's. Memory of a GPU is mapped by its lane, which
  * says READY then, or FAILED and QUIET, and unmapped before QUIET. */
@@ -92,6 +96,7 @@ struct kvp_order_pool {
 	int *chunk_fds;
 	uint64_t *chunk_bytes; /* owned [n_chunks]; of chunks */
 	uint32_t n_chunks;
+	uint64_t record[KVP_LANE_RECORD_WORDS]; /* the lane's */
 };
 
 struct kvp_order_fence {
@@ -99,6 +104,7 @@ struct kvp_order_fence {
 	struct kvp_board *board;
 	const _Atomic uint64_t *words; /* [n_words] the loop's mapping */
 	uint32_t n_words;
+	uint64_t record[KVP_LANE_RECORD_WORDS]; /* the lane's */
 };
 
 /* A data endpoint to one lane of a peer, for one session. A failed one says FAILED; its rx and tx

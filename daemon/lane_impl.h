@@ -64,6 +64,7 @@ TAILQ_HEAD(kvp_local_moves, kvp_local_move);
 
 /* ---- objects that others refer to ------------------------------------------------------------ */
 
+/* Both live in their orders. */
 struct kvp_lane_pool {
 	struct kvp_table_node node;
 	struct kvp_order_pool *order; /* owned */
@@ -76,6 +77,8 @@ struct kvp_lane_fence {
 	struct kvp_table_node node;
 	struct kvp_order_fence *order; /* owned */
 };
+static_assert(sizeof(struct kvp_lane_pool) <= KVP_LANE_RECORD_WORDS * sizeof(uint64_t), "record");
+static_assert(sizeof(struct kvp_lane_fence) <= KVP_LANE_RECORD_WORDS * sizeof(uint64_t), "record");
 
 /* A peer session's part in the rings; lives while an endpoint or a landing slot of the session
  * does. */

@@ -86,15 +86,6 @@ void kvp_order_free(struct kvp_order *order)
 	free(order);
 }
 
-/* Without memory for its handle an object is over at once. */
-static void stillborn(struct kvp_lane *lane, struct kvp_order *order, struct kvp_board *board)
-{
-	(void)kvp_board_fail(board, lane->config.loop, KVP__STATUS__STATUS_NO_MEMORY,
-			     "lane %s has no memory", lane->config.name);
-	kvp_order_free(order);
-	kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
-}
-
 /* Memory of a GPU is mapped here: the loop waits for READY. False: the pool is over. */
 static bool pool_map(struct kvp_lane *lane, struct kvp_lane_pool *pool)
 {
@@ -130,26 +121,18 @@ static void pool_free(struct kvp_lane *lane, struct kvp_lane_pool *pool)
 
 	kvp_lane_pool_unmap(lane, pool);
 	kvp_table_remove(&lane->pools, &pool->node);
-	order_pool_free(pool->order);
-	free(pool);
+	order_pool_free(pool->order); /* and the pool with it */
 	kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
 }
 
 static void pool_add(struct kvp_lane *lane, struct kvp_order_pool *order)
 {
-	struct kvp_lane_pool *pool = calloc(1, sizeof(*pool));
+	struct kvp_lane_pool *pool = (struct kvp_lane_pool *)(void *)order->record;
 
-	if (!pool) {
-		stillborn(lane, &order->order, order->board);
-		return;
-	}
+	memset(pool, 0, sizeof(*pool));
 	pool->order = order;
 	pool->node.id = order->board->id;
-	if (kvp_table_add(&lane->pools, &pool->node) < 0) {
-		free(pool);
-		stillborn(lane, &order->order, order->board);
-		return;
-	}
+	(void)kvp_table_add(&lane->pools, &pool->node); /* ids are new */
 	if (!pool_map(lane, pool))
 		pool_free(lane, pool);
 }
@@ -174,18 +157,11 @@ static void pool_end(struct kvp_lane *lane, uint64_t id)
 
 static void fence_add(struct kvp_lane *lane, struct kvp_order_fence *order)
 {
-	struct kvp_lane_fence *fence = calloc(1, sizeof(*fence));
+	struct kvp_lane_fence *fence = (struct kvp_lane_fence *)(void *)order->record;
 
-	if (!fence) {
-		stillborn(lane, &order->order, order->board);
-		return;
-	}
 	fence->order = order;
 	fence->node.id = order->board->id;
-	if (kvp_table_add(&lane->fences, &fence->node) < 0) {
-		free(fence);
-		stillborn(lane, &order->order, order->board);
-	}
+	(void)kvp_table_add(&lane->fences, &fence->node); /* ids are new */
 }
 
 /* Words are read in a turn only, and looked up each time: nothing refers to the fence. */
@@ -199,8 +175,7 @@ static void fence_end(struct kvp_lane *lane, uint64_t id)
 
 	board = fence->order->board;
 	kvp_table_remove(&lane->fences, &fence->node);
-	free(fence->order);
-	free(fence);
+	free(fence->order); /* and the fence with it */
 	kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
 }
 

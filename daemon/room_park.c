@@ -118,6 +118,8 @@ void kvp_park_offer(struct kvp_rooms *rooms, struct kvp_peer *peer, const Kvp__P
 	if (!parked || !parking || !parked->msg) {
 		if (parking)
 			parking_drop_empty(rooms, parking);
+		if (parked)
+			kvp_peer_free(parked->msg);
 		free(parked);
 		kvp_room_abort_leg(peer, leg, KVP__STATUS__STATUS_NO_MEMORY, "no memory", true);
 		return;

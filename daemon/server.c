@@ -299,19 +299,27 @@ void kvp_server_touch(struct kvp_server *server, struct kvp_session *session)
 
 /* ---- life */
 
-static int start_handles(struct kvp_server *server)
+static void remove_file(const struct kvp_server *server)
+{
+	struct stat st;
+
+	/* Another daemon may have replaced it meanwhile. */
+	if (!server->activated && lstat(server->path, &st) == 0 && st.st_dev == server->file_dev &&
+	    st.st_ino == server->file_ino)
+		(void)unlink(server->path); /* the next start removes it too */
+}
+
+/* Of these only the listener's start can fail, for a handle that is closing. */
+static void start_handles(struct kvp_server *server)
 {
 	uv_loop_t *loop = server->core->loop;
-	int r = uv_poll_init(loop, &server->listener, server->fd);
 
-	if (r < 0)
-		return r;
-	(void)uv_timer_init(loop, &server->pause);   /* cannot fail */
-	(void)uv_prepare_init(loop, &server->flush); /* cannot fail */
+	(void)uv_timer_init(loop, &server->pause);
+	(void)uv_prepare_init(loop, &server->flush);
 	server->listener.data = server->pause.data = server->flush.data = server;
 	server->n_handles = 3;
 	(void)uv_prepare_start(&server->flush, on_prepare);
-	return uv_poll_start(&server->listener, UV_READABLE, on_listener);
+	(void)uv_poll_start(&server->listener, UV_READABLE, on_listener);
 }
 
 int kvp_server_create(struct kvp_server **out, struct kvp_core *core, char *err, size_t err_bytes)
@@ -327,8 +335,13 @@ int kvp_server_create(struct kvp_server **out, struct kvp_core *core, char *err,
 	server->fd = open_socket(&open);
 	if (server->fd < 0)
 		return server->fd;
-	r = start_handles(server);
-	assert(r == 0); /* fails for a descriptor that cannot be polled only */
+	r = uv_poll_init(core->loop, &server->listener, server->fd);
+	if (r < 0) {
+		remove_file(server);
+		(void)close(server->fd);
+		return fail(&open, -r, "client.socket: poll: %s", uv_strerror(r));
+	}
+	start_handles(server);
 	*out = KVP_TAKE(server);
 	return 0;
 }
@@ -338,16 +351,6 @@ static void on_closed(uv_handle_t *handle)
 	struct kvp_server *server = handle->data;
 
 	server->n_handles--;
-}
-
-static void remove_file(const struct kvp_server *server)
-{
-	struct stat st;
-
-	/* Another daemon may have replaced it meanwhile. */
-	if (!server->activated && lstat(server->path, &st) == 0 && st.st_dev == server->file_dev &&
-	    st.st_ino == server->file_ino)
-		(void)unlink(server->path); /* the next start removes it too */
 }
 
 void kvp_server_close(struct kvp_server *server)

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * One round through what engines do with two daemons: pools, fences, rooms over the network, within
+ * a daemon, given up and withdrawn, displays. In a round with a fault each step may be refused, but
+ * must come back in time and say why; what is reported complete has the right bytes.
+ */
+
+#include "tests/support_rig.h"
+
+struct pass_end {
+	const struct rig_daemon *daemon;
+	struct kvp_client *client;
+	struct kvp_fence *fence;
+	struct rig_pool pool;
+	uint32_t pages[16];
+};
+
+struct pass {
+	struct pass_end from, near, to; /* near: served by the sender's daemon too */
+	uint64_t next_room;
+	bool faulty; /* steps may fail */
+};
+
+/* Allocates the memory of the three pools. */
+void pass_make(struct pass *pass, const struct rig_daemon *a, const struct rig_daemon *b);
+/* Ends the process when something is not as it must be. */
+void pass_run(struct pass *pass, bool faulty);
+/* Waits until the daemon has no clients but one, no pools, fences and rooms. */
+void pass_settle(const struct rig_daemon *daemon);
