@@ -373,9 +373,9 @@ Test(pool, limits_are_named, .init = setup, .fini = teardown)
 	msg.body_case = KVP__CLIENT_MSG__BODY_POOL_REGISTER;
 	msg.pool_register = &body;
 	ASSERT_REFUSED(support_call(fd, &msg, &wide, 1), LIMIT, "9", "8", "limits.max_entries");
-	/* Two rows of 1 MiB each: one token does not fit a slot of 1 MiB. */
+	/* Two rows of 1 MiB each: one token does not fit a slot. */
 	body.n_entries = 2;
-	ASSERT_REFUSED(support_call(fd, &msg, &wide, 1), INVALID, "2097152", "1048576",
+	ASSERT_REFUSED(support_call(fd, &msg, &wide, 1), INVALID, "2097152", "524288",
 		       "host.slot_bytes");
 
 	support_entry(&entries[0], 0, 256, 64);
