@@ -73,33 +73,6 @@ static void add_features(cJSON *object)
 
 /* ---- status */
 
-static void add_limit(cJSON *list, const char *name, uint64_t used, uint64_t max, uint64_t refused)
-{
-	cJSON *limit = cJSON_CreateObject();
-
-	(void)cJSON_AddStringToObject(limit, "name", name);
-	kvp_inspect_num(limit, "used", used);
-	kvp_inspect_num(limit, "max", max);
-	kvp_inspect_num(limit, "refused", refused);
-	kvp_inspect_append(list, limit);
-}
-
-static void add_limits(const struct kvp_core *core, cJSON *status,
-		       const struct kvp_rooms_stats *rooms)
-{
-	cJSON *list = cJSON_AddArrayToObject(status, "limits");
-	const struct kvp_config *config = core->config;
-
-	add_limit(list, "client.max_sessions", core->server->n_sessions,
-		  config->client.max_sessions, core->server->refused_limit);
-	add_limit(list, "limits.max_pools", core->pools.n, config->limits.max_pools,
-		  core->pools.refused);
-	add_limit(list, "limits.max_rooms", (uint64_t)rooms->dests + rooms->sends,
-		  config->limits.max_rooms, rooms->refused_limit);
-	add_limit(list, "limits.max_parked_offers", rooms->parked_offers, rooms->parked_offers_max,
-		  0);
-}
-
 struct slow_path {
 	const char *name;
 	uint64_t count;
@@ -258,7 +231,7 @@ cJSON *kvp_inspect_status(const struct kvp_inspect *ask)
 	kvp_inspect_num(status, "peers", n_peers);
 	add_heap(status);
 	add_lanes(ask, status);
-	add_limits(core, status, &rooms);
+	kvp_inspect_limits(core, status, &rooms);
 	add_slow_paths(ask, status, &lane);
 	add_counters(core, status, &rooms, &lane);
 	return status;

@@ -46,6 +46,10 @@ cJSON *kvp_inspect_waiting(const struct kvp_inspect *ask);
 cJSON *kvp_inspect_failures(const struct kvp_inspect *ask);
 cJSON *kvp_inspect_pins(const struct kvp_inspect *ask);
 
+/* The `limits` of the status. */
+void kvp_inspect_limits(const struct kvp_core *core, cJSON *status,
+			const struct kvp_rooms_stats *rooms);
+
 /* Small things that the parts share. */
 void kvp_inspect_num(cJSON *object, const char *name, uint64_t value);
 /* Takes the item over, whether there was memory for it and for the list or not. */

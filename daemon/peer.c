@@ -132,9 +132,13 @@ static struct kvp_peer *get_new(struct kvp_peers *peers, const char *address, ch
 		return get_refused(
 			EACCES, err, err_bytes,
 			"address %.80s is beyond loopback, and peer.plaintext = loopback", address);
-	if (peers->stopping || kvp_peers_full(peers))
+	if (peers->stopping)
+		return get_refused(ECANCELED, err, err_bytes, "the daemon stops");
+	if (kvp_peers_full(peers)) {
+		peers->refused++;
 		return get_refused(EMFILE, err, err_bytes, "peers: %u, limit peer.max_sessions %u",
 				   peers->n_peers, peers->config->peer.max_sessions);
+	}
 	peer = kvp_peer_new(peers, address, true);
 	if (!peer)
 		return get_refused(ENOMEM, err, err_bytes, "no memory for a peer");
@@ -425,6 +429,12 @@ const char *kvp_peers_address(const struct kvp_peers *peers)
 bool kvp_peers_listening(const struct kvp_peers *peers)
 {
 	return peers->listening;
+}
+
+uint32_t kvp_peers_count(const struct kvp_peers *peers, uint64_t *refused)
+{
+	*refused = peers->refused;
+	return peers->n_peers;
 }
 
 static const char *state_name(const struct kvp_peer *peer)

@@ -90,6 +90,9 @@ int kvp_peer_endpoint(struct kvp_peer *peer, uint32_t lane_idx, uint32_t peer_la
 /* A board of kind EP came out of the loop's inbox; this calls kvp_board_take(). */
 void kvp_peers_board(struct kvp_peers *peers, struct kvp_board *board);
 
+/* Peers that count against peer.max_sessions, and how many were refused for it. */
+uint32_t kvp_peers_count(const struct kvp_peers *peers, uint64_t *refused);
+
 struct kvp_peer_view {
 	char address[64], node[64];
 	bool outgoing, self, up;

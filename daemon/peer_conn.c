@@ -244,6 +244,7 @@ static bool accept_allowed(struct kvp_peers *peers, const struct sockaddr *addr,
 		return false;
 	}
 	if (kvp_peers_full(peers)) {
+		peers->refused++;
 		kvp_log_limited(&peers->log_limit, KVP_LOG_WARNING,
 				"peer %s refused: peer.max_sessions is %u", text,
 				peers->config->peer.max_sessions);

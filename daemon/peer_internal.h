@@ -88,6 +88,7 @@ struct kvp_peers {
 	bool listening, stopping;
 	uint32_t n_handles; /* uv handles and requests that have not ended */
 	uint32_t n_peers;   /* in `list` without self peers */
+	uint64_t refused;   /* for peer.max_sessions */
 	uint64_t next_session, next_ep, next_dial;
 	struct kvp_peer *list;
 	struct kvp_peer *self; /* in the list too; made on first use */

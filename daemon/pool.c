@@ -206,8 +206,8 @@ static Kvp__Status take_entries(struct kvp_pool *pool, const Kvp__PoolRegister *
 	return OK;
 }
 
-static Kvp__Status check_counts(const struct kvp_pools *pools, const Kvp__PoolRegister *msg,
-				uint32_t n, char *err)
+static Kvp__Status check_counts(struct kvp_pools *pools, const Kvp__PoolRegister *msg, uint32_t n,
+				char *err)
 {
 	uint32_t most = msg->n_memories ? KVP_POOL_MEMORIES : KVP_LIMIT_FDS;
 
@@ -227,11 +227,13 @@ static Kvp__Status check_counts(const struct kvp_pools *pools, const Kvp__PoolRe
 		return INVALID;
 	}
 	if (msg->n_entries > pools->config->limits.max_entries) {
+		pools->refused_entries++;
 		(void)snprintf(err, KVP_POOL_ERR, "entries: %zu, at most %u (limits.max_entries)",
 			       msg->n_entries, pools->config->limits.max_entries);
 		return KVP__STATUS__STATUS_LIMIT;
 	}
 	if (pools->n >= pools->config->limits.max_pools) {
+		pools->refused++;
 		(void)snprintf(err, KVP_POOL_ERR,
 			       "%u pools are registered, at most %u (limits.max_pools)", pools->n,
 			       pools->config->limits.max_pools);
@@ -474,10 +476,8 @@ Kvp__Status kvp_pools_register(struct kvp_pools *pools, const struct kvp_pool_cl
 	KVP_CLEANUP(destroyp) struct kvp_pool *pool = NULL;
 	Kvp__Status status = check_counts(pools, msg, source_n(&source), err);
 
-	if (status != OK) {
-		pools->refused += status == KVP__STATUS__STATUS_LIMIT;
+	if (status != OK)
 		return status;
-	}
 	pool = create(client, msg, &source);
 	if (!pool) {
 		(void)snprintf(err, KVP_POOL_ERR, "no memory for a pool");

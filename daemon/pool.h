@@ -100,7 +100,8 @@ struct kvp_pools {
 	uint32_t n_refusals;
 	struct kvp_pool *first; /* utlist */
 	uint32_t n;             /* in any state */
-	uint32_t refused;       /* with LIMIT */
+	uint64_t refused;       /* for max_pools */
+	uint64_t refused_entries;
 	uint64_t last_id;
 };
 

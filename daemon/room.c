@@ -601,13 +601,27 @@ uint32_t kvp_rooms_count(const struct kvp_rooms *rooms)
 	return rooms->n_rooms;
 }
 
+/* Looks at all ends: for displays. */
+static uint32_t chunks_most(const struct kvp_rooms *rooms)
+{
+	const struct kvp_room *room;
+	uint32_t n = 0;
+
+	DL_FOREACH (rooms->all, room) {
+		if (!room->key.is_dest)
+			n = KVP_MAX(n, room->send.n_chunks - room->send.chunk_base);
+	}
+	return n;
+}
+
 void kvp_rooms_stats(const struct kvp_rooms *rooms, struct kvp_rooms_stats *out)
 {
 	*out = rooms->stats;
 	out->dests = rooms->n_dests;
 	out->sends = rooms->n_sends;
 	out->parked_offers = rooms->n_parked;
-	out->parked_offers_max = rooms->n_parked_max;
+	out->notes = rooms->n_notes;
+	out->chunks_most = chunks_most(rooms);
 }
 
 /* ---- all ---------------------------------------------------------------------------------------

@@ -188,10 +188,13 @@ uint32_t kvp_room_legs(struct kvp_rooms *rooms, const struct kvp_room_view *view
 		       struct kvp_room_leg_view *out, uint32_t max);
 
 struct kvp_rooms_stats {
-	uint32_t dests, sends, parked_offers, parked_offers_max;
+	uint32_t dests, sends, parked_offers;
+	uint32_t notes;       /* renewals and declines that wait for peers */
+	uint32_t chunks_most; /* without source free, of one open */
 	uint64_t completed, failed_by_status[40], opened, expected;
 	uint64_t late_messages; /* of older generations, dropped */
-	uint64_t refused_limit; /* requests refused with LIMIT */
+	uint64_t refused_limit; /* ends refused for max_rooms */
+	uint64_t refused_offers, refused_notes, refused_chunks;
 	uint64_t aborts, renews, declines;
 	uint64_t drains_late; /* ends not quiet within timers.drain */
 	uint64_t bytes_rooms; /* memory of live ends, roughly */

@@ -338,7 +338,7 @@ static Kvp__Status check_state(const struct kvp_room *room, const Kvp__Submit *m
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_ORDER, "seq is %u, expected %u",
 				       msg->seq, send->n_chunks);
 	if (send->n_chunks - send->chunk_base >= limit) {
-		room->rooms->stats.refused_limit++;
+		room->rooms->stats.refused_chunks++;
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_LIMIT,
 				       "chunks without source free: %u, limit "
 				       "limits.max_parked_chunks %u",

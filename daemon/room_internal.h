@@ -252,7 +252,7 @@ struct kvp_rooms {
 	/* offers */
 	struct kvp_map parking;
 	struct kvp_room_parked *parked;
-	uint32_t n_parked, n_parked_max;
+	uint32_t n_parked;
 	uint64_t ended_at_ns; /* when the first of the ended ones goes; UINT64_MAX: none */
 	struct kvp_room_note *notes;
 	uint32_t n_notes;

@@ -104,7 +104,7 @@ void kvp_park_offer(struct kvp_rooms *rooms, struct kvp_peer *peer, const Kvp__P
 
 	drop_older(rooms, peer, &key, leg->dest);
 	if (rooms->n_parked >= rooms->config->limits.max_parked_offers) {
-		rooms->stats.refused_limit++;
+		rooms->stats.refused_offers++;
 		(void)snprintf(text, sizeof(text),
 			       "parked offers: %u, limit limits.max_parked_offers %u",
 			       rooms->n_parked, rooms->config->limits.max_parked_offers);
@@ -130,7 +130,6 @@ void kvp_park_offer(struct kvp_rooms *rooms, struct kvp_peer *peer, const Kvp__P
 	LL_APPEND2(parking->first, parked, knext);
 	DL_APPEND(rooms->parked, parked);
 	rooms->n_parked++;
-	rooms->n_parked_max = KVP_MAX(rooms->n_parked_max, rooms->n_parked);
 }
 
 /* An offer that the sender cannot serve any more, since it has failed over one before. */

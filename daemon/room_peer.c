@@ -413,6 +413,8 @@ Kvp__Status kvp_room_peer_status(int error)
 		return KVP__STATUS__STATUS_DENIED;
 	case ENOMEM:
 		return KVP__STATUS__STATUS_NO_MEMORY;
+	case ECANCELED:
+		return KVP__STATUS__STATUS_STOPPING;
 	default:
 		return KVP__STATUS__STATUS_INVALID;
 	}
@@ -427,7 +429,7 @@ static Kvp__Status note_send(struct kvp_rooms *rooms, const char *address, const
 	if (rooms->closed)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_STOPPING, "the daemon stops");
 	if (rooms->n_notes >= rooms->config->limits.max_parked_offers) {
-		rooms->stats.refused_limit++;
+		rooms->stats.refused_notes++;
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_LIMIT,
 				       "renewals and declines waiting for peers: %u, limit "
 				       "limits.max_parked_offers %u",

@@ -36,7 +36,7 @@ struct kvp_server {
 	uint64_t last_id;
 	/* gauges and counters */
 	uint64_t accepted, refused_limit, refused_policy, accept_pauses, bad_packets, stalls,
-		requests, events;
+		requests, events, refused_lists, refused_pages;
 	uint8_t buffer[KVP_LIMIT_PACKET]; /* of the packet that is being read */
 };
 

@@ -408,11 +408,13 @@ static Kvp__Status on_pages(struct request *req)
 			      "pages.offset is %u, list %u has %u pages so far", msg->offset,
 			      msg->list, list ? list->n : 0);
 	case -ENOSPC:
+		req->session->core->server->refused_pages++;
 		return refuse(req, KVP__STATUS__STATUS_LIMIT,
 			      "list %u would have %llu pages, at most %u (limits.max_room_pages)",
 			      msg->list, (unsigned long long)msg->offset + msg->n_pages,
 			      config->limits.max_room_pages);
 	case -EMFILE:
+		req->session->core->server->refused_lists++;
 		return refuse(req, KVP__STATUS__STATUS_LIMIT,
 			      "the session builds %u lists, at most %u (limits.max_lists)",
 			      lists->n_lists, config->limits.max_lists);

@@ -8,8 +8,10 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include <cjson/cJSON.h>
 #include <criterion/criterion.h>
 
 #include "tests/support.h"
@@ -642,6 +644,29 @@ static void expect_many_pages(struct kvp_expect *expect)
 	side_of(expect)->n_pages = 65;
 }
 
+/* A maximum as the status shows it. */
+static void gauge(struct kvp_client *client, const char *name, double used, double max,
+		  double refusals)
+{
+	const cJSON *limit = NULL;
+	char *text = NULL;
+	cJSON *status;
+
+	RIG_CALL(client, kvp_inspect(client, "status", NULL, &text));
+	status = cJSON_Parse(text);
+	cJSON_ArrayForEach (limit, cJSON_GetObjectItemCaseSensitive(status, "limits")) {
+		if (!strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(limit, "name")), name))
+			break;
+	}
+	cr_assert(limit, "%s: no gauge: %s", name, text);
+	cr_expect_eq(cJSON_GetNumberValue(cJSON_GetObjectItem(limit, "used")), used, "%s", text);
+	cr_expect_eq(cJSON_GetNumberValue(cJSON_GetObjectItem(limit, "max")), max, "%s", text);
+	cr_expect_eq(cJSON_GetNumberValue(cJSON_GetObjectItem(limit, "refused")), refusals, "%s",
+		     text);
+	cJSON_Delete(status);
+	free(text);
+}
+
 Test(refusals, limits)
 {
 	static const char *const rooms[] = { "rooms of this client: 1", "max_rooms", NULL };
@@ -657,20 +682,59 @@ Test(refusals, limits)
 	room.on_expect = expect_many_pages;
 	refused(room.dst.client, fault_try_expect(&room), KVP_STATUS_LIMIT, pages, "pages");
 	room.on_expect = NULL;
+	gauge(room.dst.client, "limits.max_room_pages", 0, 64, 1);
 
 	fault_open(&room);
 	fault_submit(&room, FAULT_FIRST);
 	refused(room.src.client, fault_try_submit(&room, FAULT_REST), KVP_STATUS_LIMIT, chunks,
 		"chunks");
+	gauge(room.src.client, "limits.max_parked_chunks", 1, 1, 1);
 	fault_expect(&room);
 
 	other = room;
 	other.id = 82;
 	refused(room.src.client, fault_try_open(&other), KVP_STATUS_LIMIT, rooms, "rooms");
+	gauge(room.src.client, "limits.max_rooms", 2, 2, 1);
+	gauge(room.src.client, "limits.max_pools", 2, 1024, 0);
+	gauge(room.src.client, "limits.max_entries", 3, 512, 0);
+	gauge(room.src.client, "client.max_sessions", 2, 256, 0);
 	RIG_REQUIRE(kvp_room_wait_source_free(room.src.client, room.src.room, 1,
 					      FAULT_SECS * 1000) == 0);
 	fault_submit(&room, FAULT_REST);
 	fault_completes(&room);
+	fault_close(&room);
+	support_daemon_end(&served.daemon);
+}
+
+/* Of a room at a peer that is not there: the renewal waits for it. */
+static int renew(struct kvp_client *client, uint64_t room)
+{
+	return kvp_renew(client, "127.0.0.1:9", room, NULL, 0, 1000, NULL, NULL);
+}
+
+/* Offers that no engine has opened are not a daemon that is full. */
+Test(refusals, parked_offers_have_a_gauge)
+{
+	static const char *const renewals[] = { "renewals", "1", "max_parked_offers 1", NULL };
+	struct served served;
+	struct fault_room room;
+
+	serve(&served, "both", PEERS "[limits]\nmax_parked_offers = 1\n");
+	fault_room_make(&room, 83, &served.view, &served.view);
+	fault_connect_both(&room);
+	gauge(room.dst.client, "limits.max_parked_offers", 0, 1, 0);
+	fault_expect(&room);
+	fault_parked(&served.view);
+	gauge(room.dst.client, "limits.max_parked_offers", 1, 1, 0);
+	RIG_CALL(room.dst.client, renew(room.dst.client, 84));
+	refused(room.dst.client, renew(room.dst.client, 85), KVP_STATUS_LIMIT, renewals,
+		"renewals");
+	gauge(room.dst.client, "limits.max_parked_offers (renewals)", 1, 1, 1);
+	fault_open(&room);
+	fault_submit(&room, FAULT_FIRST);
+	fault_submit(&room, FAULT_REST);
+	fault_completes(&room);
+	gauge(room.dst.client, "limits.max_parked_offers", 0, 1, 0);
 	fault_close(&room);
 	support_daemon_end(&served.daemon);
 }

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/inspect.h"
+
+#include <utlist.h>
+
+#include "daemon/server.h"
+#include "proto/util.h"
+
+/*
+ * The configured maxima: how near they are, and how often each has refused something. A maximum of
+ * the daemon that is reached is worth an operator's look; one of a single object (`of`) is the
+ * business of whoever made that, so its gauge is the fullest of them.
+ */
+
+struct gauge {
+	const char *name, *of;
+	uint64_t used, max, refused;
+};
+
+static void add(cJSON *list, const struct gauge *gauge)
+{
+	cJSON *limit = cJSON_CreateObject();
+
+	(void)cJSON_AddStringToObject(limit, "name", gauge->name);
+	(void)cJSON_AddStringToObject(limit, "of", gauge->of);
+	kvp_inspect_num(limit, "used", gauge->used);
+	kvp_inspect_num(limit, "max", gauge->max);
+	kvp_inspect_num(limit, "refused", gauge->refused);
+	kvp_inspect_append(list, limit);
+}
+
+static uint32_t largest_pool(const struct kvp_pools *pools)
+{
+	const struct kvp_pool *pool;
+	uint32_t n = 0;
+
+	LL_FOREACH(pools->first, pool)
+	n = KVP_MAX(n, pool->n_entries);
+	return n;
+}
+
+static void lists_most(const struct kvp_server *server, uint32_t *lists, uint32_t *pages)
+{
+	const struct kvp_session *session;
+	const struct kvp_list *list;
+
+	*lists = *pages = 0;
+	DL_FOREACH (server->sessions, session) {
+		*lists = KVP_MAX(*lists, session->lists.n_lists);
+		LL_FOREACH(session->lists.first, list)
+		*pages = KVP_MAX(*pages, list->n);
+	}
+}
+
+void kvp_inspect_limits(const struct kvp_core *core, cJSON *status,
+			const struct kvp_rooms_stats *rooms)
+{
+	cJSON *list = cJSON_AddArrayToObject(status, "limits");
+	const struct kvp_config *config = core->config;
+	const struct kvp_server *server = core->server;
+	uint64_t refused_peers;
+	uint32_t lists, pages, peers = kvp_peers_count(core->peers, &refused_peers);
+
+	lists_most(server, &lists, &pages);
+	const struct gauge gauges[] = {
+		{ "client.max_sessions", "daemon", server->n_sessions, config->client.max_sessions,
+		  server->refused_limit },
+		{ "peer.max_sessions", "daemon", peers, config->peer.max_sessions, refused_peers },
+		{ "limits.max_rooms", "daemon", (uint64_t)rooms->dests + rooms->sends,
+		  config->limits.max_rooms, rooms->refused_limit },
+		{ "limits.max_pools", "daemon", core->pools.n, config->limits.max_pools,
+		  core->pools.refused },
+		{ "limits.max_parked_offers", "daemon", rooms->parked_offers,
+		  config->limits.max_parked_offers, rooms->refused_offers },
+		{ "limits.max_parked_offers (renewals)", "daemon", rooms->notes,
+		  config->limits.max_parked_offers, rooms->refused_notes },
+		{ "limits.max_parked_chunks", "open", rooms->chunks_most,
+		  config->limits.max_parked_chunks, rooms->refused_chunks },
+		{ "limits.max_entries", "pool", largest_pool(&core->pools),
+		  config->limits.max_entries, core->pools.refused_entries },
+		{ "limits.max_lists", "client", lists, config->limits.max_lists,
+		  server->refused_lists },
+		{ "limits.max_room_pages", "list", pages, config->limits.max_room_pages,
+		  server->refused_pages },
+	};
+
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(gauges); i++)
+		add(list, &gauges[i]);
+}
