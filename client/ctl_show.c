@@ -120,7 +120,9 @@ static void lanes_print(const cJSON *answer)
 /* That one object is as large as may be is no failure. */
 static bool is_limit_hit(const cJSON *limit)
 {
-	return strcmp(ctl_text(limit, "of"), "daemon") == 0 && ctl_number(limit, "max") > 0 &&
+	const char *of = ctl_text(limit, "of"); /* older daemons say only their own */
+
+	return (*of == '\0' || strcmp(of, "daemon") == 0) && ctl_number(limit, "max") > 0 &&
 	       ctl_number(limit, "used") >= ctl_number(limit, "max");
 }
 
