@@ -132,7 +132,7 @@ Test(ctl, exit_status_says_what_is_wrong)
 		ctl("status",
 		    "{\"node\":\"a\",\"limits\":[{\"name\":\"rooms\",\"of\":\"pool\",\"used\":4,"
 		    "\"max\":4}]}"),
-		1);
+		0);
 	cr_expect_eq(ctl("peers", "{\"peers\":[{\"state\":\"down\",\"legs\":1}]}"), 1);
 	cr_expect_eq(ctl("peers", "{\"peers\":[{\"state\":\"up\",\"legs\":1}]}"), 0);
 	cr_expect_eq(ctl("waiting", "{\"waiting\":[]}"), 0);
