@@ -123,6 +123,17 @@ static void room_prepare(struct hot *hot, struct room *room)
 	soak_dest_begin(&hot->dst.pool, &room->to_side, 0, TOKENS, &key, room->places);
 }
 
+/* Decode's library has to know that the room moves, or it would take it for one that waits. */
+static void await_arrived(struct hot *hot, const struct room *room)
+{
+	uint64_t until = rig_now_ns() + FAULT_SECS * UINT64_C(1000000000);
+
+	while (rig_state(hot->dst.client, room->dst).arrived < TOKENS / 2) {
+		RIG_REQUIRE(rig_now_ns() < until);
+		(void)kvp_wait(hot->dst.client, 100);
+	}
+}
+
 static void rooms_begin(struct hot *hot)
 {
 	uint32_t i;
@@ -140,9 +151,11 @@ static void rooms_begin(struct hot *hot)
 		if (room->kind == MOVING)
 			room_submit(hot, room, false);
 	}
-	for (i = 2 * N_PARKED; i < KVP_ARRAY_SIZE(hot->rooms); i++)
+	for (i = 2 * N_PARKED; i < KVP_ARRAY_SIZE(hot->rooms); i++) {
 		RIG_REQUIRE(kvp_room_wait_delivered(hot->src.client, hot->rooms[i].src, 1,
 						    FAULT_SECS * 1000) == 0);
+		await_arrived(hot, &hot->rooms[i]);
+	}
 }
 
 static void other_room(struct hot *hot)

@@ -325,8 +325,10 @@ static void room_begin(struct world *world, struct room *room)
 static bool is_expected(const struct room *room, enum kvp_status status)
 {
 	switch ((int)status) {
-	case KVP_STATUS_EXISTS: /* the life before, at another daemon, is not over at the sender's
-				 */
+	/* An offer of the life before, whose abort is on its way, has met the sender of this one.
+	 */
+	case KVP_STATUS_EXISTS:
+	case KVP_STATUS_MISMATCH:
 	case KVP_STATUS_ABORTED:
 		return room->aborted;
 	case KVP_STATUS_CLIENT_LOST:
