@@ -23,7 +23,7 @@
 	X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamSynchronize) \
 	X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) \
 	X(cuMemAlloc) X(cuMemFree) X(cuMemGetInfo) X(cuMemHostAlloc) X(cuMemFreeHost) \
-	X(cuMemHostGetDevicePointer) X(cuMemsetD8Async) \
+	X(cuMemsetD8Async) \
 	X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle) X(cuMemGetAddressRange) \
 	X(cuMemImportFromShareableHandle) X(cuMemGetAllocationPropertiesFromHandle) \
 	X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) \

@@ -14,8 +14,9 @@
 #ifdef KVP_CUDA
 
 #define BATCHES 8u       /* launches that may run at a time */
-#define FAR_ENTRIES 512u /* of a batch; more than KVP_MOVE_ENTRIES take several launches */
-#define FAR_RUNS 65535u  /* the height of a grid */
+#define MAX_ENTRIES 512u /* of a batch, and its runs; what is too much for a launch takes several \
+			  */
+#define MAX_RUNS KVP_JOBS_RUNS
 
 extern const unsigned char kvp_move_image[]; /* fat binary, embedded by the build */
 
@@ -24,11 +25,9 @@ static const char *const kernels[] = {
 	KVP_MOVE_KERNELS(KERNEL_NAME)
 };
 
-/* Tables of one launch, in pinned memory that the kernel reads; reused when its event has passed.
- */
+/* Tables of one launch, or of several; reused when its event has passed. */
 struct batch {
 	struct kvp_jobs jobs;
-	CUdeviceptr runs_dev; /* of jobs.runs */
 	CUevent done;
 	uint64_t ticket; /* 0: not launched */
 };
@@ -157,31 +156,21 @@ void kvp_gpu_host_free(struct kvp_gpu *gpu, void *host)
 
 static int batch_init(struct kvp_gpu *gpu, struct batch *batch)
 {
-	void *runs = NULL;
-	int r;
-
-	batch->jobs.max_entries = FAR_ENTRIES;
-	batch->jobs.max_runs = FAR_RUNS;
-	batch->jobs.entries = calloc(FAR_ENTRIES, sizeof(*batch->jobs.entries));
-	if (!batch->jobs.entries)
+	batch->jobs.max_entries = MAX_ENTRIES;
+	batch->jobs.max_runs = MAX_RUNS;
+	batch->jobs.entries = calloc(MAX_ENTRIES, sizeof(*batch->jobs.entries));
+	batch->jobs.runs = calloc(MAX_RUNS, sizeof(*batch->jobs.runs));
+	if (!batch->jobs.entries || !batch->jobs.runs)
 		return -ENOMEM;
-	r = kvp_gpu_host_alloc(gpu, FAR_RUNS * sizeof(*batch->jobs.runs), &runs);
-	if (r)
-		return r;
-	batch->jobs.runs = runs;
-	r = check(gpu, gpu->cuda->cuMemHostGetDevicePointer(&batch->runs_dev, runs, 0),
-		  "cuMemHostGetDevicePointer");
-	if (r == 0)
-		r = check(gpu, gpu->cuda->cuEventCreate(&batch->done, CU_EVENT_DISABLE_TIMING),
-			  "cuEventCreate");
-	return r;
+	return check(gpu, gpu->cuda->cuEventCreate(&batch->done, CU_EVENT_DISABLE_TIMING),
+		     "cuEventCreate");
 }
 
 static void batch_fini(struct kvp_gpu *gpu, struct batch *batch)
 {
 	if (batch->done)
 		(void)check(gpu, gpu->cuda->cuEventDestroy(batch->done), "cuEventDestroy");
-	kvp_gpu_host_free(gpu, batch->jobs.runs);
+	free(batch->jobs.runs);
 	free(batch->jobs.entries);
 }
 
@@ -295,18 +284,16 @@ struct kvp_jobs *kvp_gpu_jobs(struct kvp_gpu *gpu)
 	return &batch->jobs;
 }
 
-static int launch_part(struct kvp_gpu *gpu, const struct batch *batch, uint32_t first, uint32_t n)
+static int launch_params(struct kvp_gpu *gpu, enum kvp_move_size size)
 {
-	enum kvp_move_size size =
-		kvp_jobs_params(&batch->jobs, first, n, batch->runs_dev, &gpu->params);
+	const struct kvp_move_head *head = &gpu->params.head;
 	void *params[] = { &gpu->params };
 
-	if (gpu->params.head.widest == 0) /* none has rows */
+	if (head->widest == 0) /* none has rows */
 		return 0;
-	gpu->stats.near_launches += size != KVP_MOVE_FAR;
 	gpu->stats.launches++;
 	return check(gpu,
-		     gpu->cuda->cuLaunchKernel(gpu->kernels[size], n, gpu->params.head.widest, 1,
+		     gpu->cuda->cuLaunchKernel(gpu->kernels[size], head->widest, head->n_entries, 1,
 					       KVP_MOVE_THREADS, 1, 1, 0, gpu->stream, params,
 					       NULL),
 		     "cuLaunchKernel(kvp_move)");
@@ -315,15 +302,16 @@ static int launch_part(struct kvp_gpu *gpu, const struct batch *batch, uint32_t 
 int kvp_gpu_launch(struct kvp_gpu *gpu, uint64_t *ticket)
 {
 	struct batch *batch = next_batch(gpu);
+	struct kvp_jobs_cut cut = { 0 };
+	enum kvp_move_size size;
 	int r = 0;
 
 	if (batch->ticket || batch->jobs.n_entries == 0) {
 		*ticket = gpu->launched;
 		return 0;
 	}
-	for (uint32_t at = 0; r == 0 && at < batch->jobs.n_entries; at += KVP_MOVE_ENTRIES)
-		r = launch_part(gpu, batch, at,
-				KVP_MIN(batch->jobs.n_entries - at, KVP_MOVE_ENTRIES));
+	while (r == 0 && kvp_jobs_params(&batch->jobs, &cut, &gpu->params, &size))
+		r = launch_params(gpu, size);
 	if (r == 0)
 		r = check(gpu, gpu->cuda->cuEventRecord(batch->done, gpu->stream), "cuEventRecord");
 	if (r) {

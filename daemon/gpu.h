@@ -95,7 +95,7 @@ int kvp_gpu_poll(struct kvp_gpu *gpu, uint64_t *ticket);
 int kvp_gpu_drain(struct kvp_gpu *gpu);
 
 struct kvp_gpu_stats {
-	uint64_t launches, near_launches, runs, bytes;
+	uint64_t launches, runs, bytes;
 	uint64_t full; /* times that no tables were free */
 };
 const struct kvp_gpu_stats *kvp_gpu_stats(const struct kvp_gpu *gpu);

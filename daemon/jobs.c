@@ -87,7 +87,7 @@ static int jobs_entry(struct kvp_jobs *jobs, const struct place *src, const stru
 {
 	struct kvp_move_entry *entry = &jobs->entries[jobs->n_entries];
 
-	assert(entry);
+	assert(entry && jobs->max_runs <= KVP_JOBS_RUNS);
 	if (jobs->n_entries == jobs->max_entries || src->row_stride > UINT32_MAX ||
 	    dst->row_stride > UINT32_MAX)
 		return -ENOSPC;
@@ -100,7 +100,7 @@ static int jobs_entry(struct kvp_jobs *jobs, const struct place *src, const stru
 		.src_row_stride = (uint32_t)src->row_stride,
 		.dst_row_stride = (uint32_t)dst->row_stride,
 		.width = width,
-		.first_run = first_run,
+		.first_run = (uint16_t)first_run,
 	};
 	entry_unit(entry);
 	jobs->n_entries++;
@@ -172,7 +172,7 @@ static void jobs_close(struct kvp_jobs *jobs, uint32_t first_entry, uint32_t fir
 {
 	struct kvp_move_entry *entry = &jobs->entries[first_entry];
 
-	entry->n_runs = jobs->n_runs - first_run;
+	entry->n_runs = (uint16_t)(jobs->n_runs - first_run);
 	jobs->widest = KVP_MAX(jobs->widest, entry->n_runs);
 }
 
@@ -384,6 +384,7 @@ int kvp_jobs_zero(struct kvp_jobs *jobs, uint64_t zeros, uint64_t dst, uint64_t 
 	return jobs_plain(jobs, zeros, 0, dst, bytes);
 }
 
+/* The smallest kernel that takes so many; KVP_MOVE_SIZES: none. */
 static enum kvp_move_size size_of(uint32_t n_entries, uint32_t n_runs)
 {
 	static const uint32_t most[][2] = {
@@ -392,31 +393,92 @@ static enum kvp_move_size size_of(uint32_t n_entries, uint32_t n_runs)
 	};
 	int i = KVP_MOVE_SMALL;
 
-	while (i < KVP_MOVE_FAR && (n_entries > most[i][0] || n_runs > most[i][1]))
+	while (i < KVP_MOVE_SIZES && (n_entries > most[i][0] || n_runs > most[i][1]))
 		i++;
 	return (enum kvp_move_size)i;
 }
 
-enum kvp_move_size kvp_jobs_params(const struct kvp_jobs *jobs, uint32_t first, uint32_t n,
-				   uint64_t table, union kvp_move_params *params)
+static_assert(sizeof(union kvp_move_params) <= KVP_MOVE_PARAMS_MAX, "what a launch takes");
+
+/* Entries [first, first + n) and the runs [run, run + n_runs) of the table, which are all of theirs
+ * or a part of all. */
+struct window {
+	uint32_t first, n, run, n_runs;
+};
+
+/* As many entries as one launch takes with all their runs; n 0: not even one. */
+static struct window window_whole(const struct kvp_jobs *jobs, uint32_t first)
 {
-	const enum kvp_move_size size = size_of(n, jobs->n_runs);
+	struct window w = { .first = first, .run = jobs->entries[first].first_run };
+
+	while (first + w.n < jobs->n_entries) {
+		const struct kvp_move_entry *e = &jobs->entries[first + w.n];
+		uint32_t run = KVP_MIN(w.run, e->first_run);
+		uint32_t end = KVP_MAX(w.run + w.n_runs, (uint32_t)e->first_run + e->n_runs);
+
+		if (size_of(w.n + 1, end - run) == KVP_MOVE_SIZES)
+			break;
+		w.n++;
+		w.run = run;
+		w.n_runs = end - run;
+	}
+	return w;
+}
+
+/* A part of the runs of an entry that has too many, with the entries after it that share them. */
+static struct window window_part(const struct kvp_jobs *jobs, const struct kvp_jobs_cut *cut)
+{
+	const struct kvp_move_entry *e = &jobs->entries[cut->entry];
+	struct window w = { .first = cut->entry,
+			    .run = e->first_run + cut->run,
+			    .n_runs = KVP_MIN(e->n_runs - cut->run, KVP_MOVE_RUNS) };
+
+	while (w.n < KVP_MOVE_RUNS_ENTRIES && w.first + w.n < jobs->n_entries &&
+	       e[w.n].first_run == e->first_run && e[w.n].n_runs == e->n_runs)
+		w.n++;
+	return w;
+}
+
+static enum kvp_move_size window_params(const struct kvp_jobs *jobs, const struct window *w,
+					union kvp_move_params *params)
+{
+	const enum kvp_move_size size = size_of(w->n, w->n_runs);
 	struct kvp_move_run *const runs[] = { params->small.runs, params->near.runs,
-					      params->wide.runs, NULL };
+					      params->wide.runs, params->tall.runs,
+					      params->lengthy.runs };
+	struct kvp_move_entry *entries = params->tall.entries; /* in the same place in all */
 	uint32_t widest = 0;
 
-	/* The entries lie in the same place in all. */
-	memcpy(params->far.entries, jobs->entries + first, n * sizeof(*jobs->entries));
-	for (uint32_t i = 0; i < n; i++)
-		widest = KVP_MAX(widest, params->far.entries[i].n_runs);
-	params->head = (struct kvp_move_head){
-		.n_entries = n,
-		.widest = widest,
-		.table = (const struct kvp_move_run *)(uintptr_t)table,
-	};
-	if (runs[size])
-		memcpy(runs[size], jobs->runs, jobs->n_runs * sizeof(*jobs->runs));
+	assert(size < KVP_MOVE_SIZES);
+	memcpy(entries, jobs->entries + w->first, w->n * sizeof(*entries));
+	for (uint32_t i = 0; i < w->n; i++) {
+		struct kvp_move_entry *e = &entries[i];
+
+		e->first_run = (uint16_t)(KVP_MAX((uint32_t)e->first_run, w->run) - w->run);
+		e->n_runs = (uint16_t)KVP_MIN((uint32_t)e->n_runs, w->n_runs - e->first_run);
+		widest = KVP_MAX(widest, e->n_runs);
+	}
+	params->head = (struct kvp_move_head){ .n_entries = w->n, .widest = widest };
+	memcpy(runs[size], jobs->runs + w->run, w->n_runs * sizeof(*jobs->runs));
 	return size;
+}
+
+bool kvp_jobs_params(const struct kvp_jobs *jobs, struct kvp_jobs_cut *cut,
+		     union kvp_move_params *params, enum kvp_move_size *size)
+{
+	struct window w;
+
+	if (cut->entry == jobs->n_entries)
+		return false;
+
+	w = window_whole(jobs, cut->entry);
+	if (w.n == 0)
+		w = window_part(jobs, cut);
+	cut->run += w.n_runs;
+	if (w.run + w.n_runs >= jobs->entries[w.first].first_run + jobs->entries[w.first].n_runs)
+		*cut = (struct kvp_jobs_cut){ w.first + w.n, 0 };
+	*size = window_params(jobs, &w, params);
+	return true;
 }
 
 void kvp_jobs_run_host(const struct kvp_jobs *jobs)

@@ -19,10 +19,11 @@
 /* A block copies at most about this much: runs of long or many rows are split. */
 #define KVP_JOBS_RUN_BYTES 32768u
 #define KVP_JOBS_ZEROS 4096u
+#define KVP_JOBS_RUNS 65535u /* of a table, at most: what an entry can name */
 
 struct kvp_jobs {
 	struct kvp_move_entry *entries; /* [max_entries] */
-	struct kvp_move_run *runs;      /* [max_runs] */
+	struct kvp_move_run *runs;      /* [max_runs], KVP_JOBS_RUNS at most */
 	uint32_t n_entries, max_entries;
 	uint32_t n_runs, max_runs;
 	uint32_t widest; /* runs of the entry that has most: the width of the grid */
@@ -44,13 +45,18 @@ int kvp_jobs_bytes(struct kvp_jobs *jobs, uint64_t src, uint64_t dst, uint64_t b
 /* Zeroes bytes; `zeros` is the address of KVP_JOBS_ZEROS zero bytes. */
 int kvp_jobs_zero(struct kvp_jobs *jobs, uint64_t zeros, uint64_t dst, uint64_t bytes);
 
+/* How much of the tables is in launches: zeroes at first. */
+struct kvp_jobs_cut {
+	uint32_t entry, run; /* the next; run counts from its entry's first */
+};
+
 /*
- * Fills the parameters of the launch of entries [first, first + n), at most KVP_MOVE_ENTRIES: those
- * of the smallest kernel that takes them, which it returns. `table`: where the device finds the
- * runs. head.widest 0: no entry has rows, and there is nothing to launch.
+ * Fills the parameters of the next launch: as much as fits one, for the smallest kernel that takes
+ * it, whose number it returns in `size`. False when all is in launches. head.widest 0: no entry has
+ * rows, and there is nothing to launch.
  */
-enum kvp_move_size kvp_jobs_params(const struct kvp_jobs *jobs, uint32_t first, uint32_t n,
-				   uint64_t table, union kvp_move_params *params);
+bool kvp_jobs_params(const struct kvp_jobs *jobs, struct kvp_jobs_cut *cut,
+		     union kvp_move_params *params, enum kvp_move_size *size);
 
 /* Does what the kernel does, with the processor; addresses are the host's. */
 void kvp_jobs_run_host(const struct kvp_jobs *jobs);

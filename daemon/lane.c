@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/random.h>
 #include <time.h>
 
@@ -307,6 +308,7 @@ static void *lane_main(void *arg)
 	struct kvp_lane *lane = arg;
 	int r = 0;
 
+	(void)prctl(PR_SET_TIMERSLACK, 1000UL); /* naps are short; else they are longer */
 	lane->now_ns = kvp_lane_now();
 	if (kvp_lane_on_gpu(lane))
 		r = kvp_lane_gpu_open(lane, lane->start_err, sizeof(lane->start_err));

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 
 #include "daemon/lane_impl.h"
 #include "daemon/log.h"
@@ -19,7 +18,6 @@ int kvp_lane_gpu_open(struct kvp_lane *lane, char *err, size_t err_bytes)
 {
 	int r;
 
-	(void)prctl(PR_SET_TIMERSLACK, 1000UL); /* naps are short; else they are longer */
 	kvp_lane_call(lane, "GPU open");
 	r = kvp_mover_open(&lane->mover, lane->config.gpu, err, err_bytes);
 	kvp_lane_call(lane, NULL);

@@ -40,9 +40,10 @@
  * what is packed early has left the cache when it is sent. */
 #define KVP_LANE_PACKED_BYTES (2u << 20)
 #define KVP_LANE_TURN_LOCAL_BYTES (8u << 20)
-/* Fences are looked at again after this, twice as long each time. */
+/* Fences are looked at again after an eighth of the time that they were waited for already, within
+ * these bounds: the longer a step takes, the less an eighth of it matters. */
 #define KVP_LANE_FENCE_MIN_NS UINT64_C(20000)
-#define KVP_LANE_FENCE_MAX_NS UINT64_C(1000000)
+#define KVP_LANE_FENCE_MAX_NS UINT64_C(100000)
 /* While an endpoint closes, the transport's own deadlines need turns. */
 #define KVP_LANE_CLOSE_POLL_NS UINT64_C(50000000)
 
@@ -386,7 +387,7 @@ struct kvp_lane {
 	uint32_t n_late;
 	struct kvp_rxs dirty_rxs;
 	struct kvp_txs dirty_txs, local, fenced;
-	uint64_t fence_next_ns, fence_step_ns;
+	uint64_t fence_next_ns, fence_since_ns;
 	uint32_t ahead; /* pieces packed without a grant */
 	uint32_t here;  /* pieces in rx_here */
 	uint32_t holds; /* bits by enum kvp_hold */

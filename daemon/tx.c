@@ -119,7 +119,7 @@ static void advance_fence(struct kvp_tx *tx)
 		tx->fence_queued = true;
 		if (TAILQ_EMPTY(&lane->fenced))
 			lane->fence_next_ns = lane->now_ns + KVP_LANE_FENCE_MIN_NS;
-		lane->fence_step_ns = KVP_LANE_FENCE_MIN_NS;
+		lane->fence_since_ns = lane->now_ns;
 		TAILQ_INSERT_TAIL(&lane->fenced, tx, fence_link);
 	}
 	if (!tx->unfenced)
@@ -129,6 +129,7 @@ static void advance_fence(struct kvp_tx *tx)
 uint32_t kvp_tx_fences(struct kvp_lane *lane)
 {
 	struct kvp_tx *tx, *next;
+	uint64_t step;
 	uint32_t n = 0;
 
 	if (TAILQ_EMPTY(&lane->fenced) || lane->now_ns < lane->fence_next_ns)
@@ -145,9 +146,10 @@ uint32_t kvp_tx_fences(struct kvp_lane *lane)
 		kvp_tx_dirty(tx);
 		n++;
 	}
-	lane->fence_step_ns =
-		n ? KVP_LANE_FENCE_MIN_NS : KVP_MIN(lane->fence_step_ns * 2, KVP_LANE_FENCE_MAX_NS);
-	lane->fence_next_ns = lane->now_ns + lane->fence_step_ns;
+	if (n)
+		lane->fence_since_ns = lane->now_ns;
+	step = KVP_MAX((lane->now_ns - lane->fence_since_ns) / 8, KVP_LANE_FENCE_MIN_NS);
+	lane->fence_next_ns = lane->now_ns + KVP_MIN(step, KVP_LANE_FENCE_MAX_NS);
 	return n;
 }
 

@@ -3,22 +3,22 @@
 #include "kernels/move.h"
 
 /*
- * Variants that tests/gpu/sweep.sh compares; the defaults are what was fastest there.
+ * Variants that tests/gpu/variants.sh compares; the defaults are what was fastest there.
  *   KVP_MOVE_LOADS, KVP_MOVE_STORES  0: streaming (evict first), 1: plain, 2: past L1
  *   KVP_MOVE_MIN_BLOCKS              of a multiprocessor, for the registers of a thread
  *   KVP_MOVE_RUN_FIRST               block (x, y): run x of entry y, else entry x, run y
  */
 #ifndef KVP_MOVE_LOADS
-#define KVP_MOVE_LOADS 0
+#define KVP_MOVE_LOADS 2
 #endif
 #ifndef KVP_MOVE_STORES
 #define KVP_MOVE_STORES 0
 #endif
 #ifndef KVP_MOVE_MIN_BLOCKS
-#define KVP_MOVE_MIN_BLOCKS 1
+#define KVP_MOVE_MIN_BLOCKS (2048 / KVP_MOVE_THREADS) /* all it has room for */
 #endif
 #ifndef KVP_MOVE_RUN_FIRST
-#define KVP_MOVE_RUN_FIRST 0
+#define KVP_MOVE_RUN_FIRST 1
 #endif
 
 /* For who launches a cubin: threads, run first, stages and blocks of a multiprocessor (0: all). */
@@ -164,6 +164,6 @@ static __device__ __forceinline__ void move_block(const struct kvp_move_entry *e
 	extern "C" __global__ void __launch_bounds__(KVP_MOVE_THREADS, KVP_MOVE_MIN_BLOCKS)  \
 		name(const __grid_constant__ struct name##_params params)                    \
 	{                                                                                     \
-		move_block(params.entries, (n_runs) > 1 ? params.runs : params.head.table);  \
+		move_block(params.entries, params.runs);                                     \
 	}
 KVP_MOVE_KERNELS(KVP_MOVE_KERNEL)

@@ -583,19 +583,21 @@ CUresult cuLaunchKernel(CUfunction fn, unsigned int x, unsigned int y, unsigned 
 {
 	const union kvp_move_params *p = params[0];
 	const struct kvp_move_entry *entries = p->small.entries; /* in the same place in all */
-	const struct kvp_move_run *table = p->head.table;
+	const struct kvp_move_run *table = p->small.runs;
 
 	(void)shared;
 	(void)stream;
 	(void)extra;
 	if (!x || !y || z != 1 || !bx || by != 1 || bz != 1)
 		return CUDA_ERROR_INVALID_VALUE;
-	if ((void *)fn == (void *)&kernels[KVP_MOVE_SMALL])
-		table = p->small.runs;
-	else if ((void *)fn == (void *)&kernels[KVP_MOVE_NEAR])
+	if ((void *)fn == (void *)&kernels[KVP_MOVE_NEAR])
 		table = p->near.runs;
 	else if ((void *)fn == (void *)&kernels[KVP_MOVE_WIDE])
 		table = p->wide.runs;
+	else if ((void *)fn == (void *)&kernels[KVP_MOVE_TALL])
+		table = p->tall.runs;
+	else if ((void *)fn == (void *)&kernels[KVP_MOVE_LONG])
+		table = p->lengthy.runs;
 	for (uint32_t i = 0; i < p->head.n_entries; i++)
 		for (uint32_t k = 0; k < entries[i].n_runs; k++)
 			run_rows(&entries[i], &table[entries[i].first_run + k]);

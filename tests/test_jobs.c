@@ -13,7 +13,7 @@
 #include "proto/util.h"
 #include "tests/support_world.h"
 
-#define MANY 65536u
+#define MANY KVP_JOBS_RUNS
 
 static struct kvp_jobs *jobs_make(uint32_t max_entries, uint32_t max_runs)
 {
@@ -44,7 +44,7 @@ static void tables_check(const struct kvp_jobs *jobs)
 
 		cr_assert_eq(e->width % (1u << e->unit_log), 0);
 		cr_assert_leq(e->first_run + e->n_runs, jobs->n_runs);
-		widest = KVP_MAX(widest, e->n_runs);
+		widest = KVP_MAX(widest, (uint32_t)e->n_runs);
 		for (uint32_t k = 0; k < 200; k++) {
 			uint64_t n = world_draw(1u << 31);
 			uint64_t q = e->magic ? (n * e->magic >> 32) >> e->shift : n >> e->shift;
@@ -57,10 +57,43 @@ static void tables_check(const struct kvp_jobs *jobs)
 	cr_assert_eq(jobs->widest, widest);
 }
 
+/* Does the launches that the tables become: how many. */
+static uint32_t launches_run(const struct kvp_jobs *jobs)
+{
+	static union kvp_move_params params;
+	static const uint32_t most[][2] = {
+#define MOST(name, entries, runs) { entries, runs },
+		KVP_MOVE_KERNELS(MOST)
+	};
+	struct kvp_move_run *const runs[] = { params.small.runs, params.near.runs, params.wide.runs,
+					      params.tall.runs, params.lengthy.runs };
+	struct kvp_jobs_cut cut = { 0 };
+	enum kvp_move_size size;
+	uint32_t n = 0;
+
+	for (; kvp_jobs_params(jobs, &cut, &params, &size); n++) {
+		const struct kvp_jobs part = { .entries = params.small.entries,
+					       .runs = runs[size],
+					       .n_entries = params.head.n_entries };
+		uint32_t widest = 0;
+
+		cr_assert_leq(part.n_entries, most[size][0]);
+		for (uint32_t i = 0; i < part.n_entries; i++) {
+			const struct kvp_move_entry *e = &part.entries[i];
+
+			cr_assert_leq(e->first_run + e->n_runs, most[size][1]);
+			widest = KVP_MAX(widest, (uint32_t)e->n_runs);
+		}
+		cr_assert_eq(params.head.widest, widest);
+		kvp_jobs_run_host(&part);
+	}
+	return n;
+}
+
 static void run(struct kvp_jobs *jobs)
 {
 	tables_check(jobs);
-	kvp_jobs_run_host(jobs);
+	(void)launches_run(jobs);
 	kvp_jobs_reset(jobs);
 }
 
@@ -195,6 +228,62 @@ Test(jobs, full_tables_take_all_or_nothing)
 		jobs_free(jobs);
 	}
 	cr_assert_gt(full, 100);
+}
+
+/* Entries of a few lists of runs, each of which moves one byte of its own. */
+static void lists_make(struct kvp_jobs *jobs, const unsigned char *src, unsigned char *dst)
+{
+	while (jobs->n_entries < jobs->max_entries) {
+		const uint32_t first = jobs->n_runs, n_runs = world_draw(1u << world_draw(13));
+		uint32_t n = 1 + world_draw(80);
+
+		if (first + n_runs > jobs->max_runs)
+			return;
+		for (uint32_t i = 0; i < n_runs; i++)
+			jobs->runs[jobs->n_runs++] =
+				(struct kvp_move_run){ .src_slot = i, .dst_slot = i, .n = 1 };
+		for (; n > 0 && jobs->n_entries < jobs->max_entries; n--) {
+			uint64_t at = (uint64_t)jobs->n_entries << 13;
+
+			jobs->entries[jobs->n_entries++] = (struct kvp_move_entry){
+				.src = (uintptr_t)src + at,
+				.dst = (uintptr_t)dst + at,
+				.src_row_stride = 1,
+				.dst_row_stride = 1,
+				.width = 1,
+				.first_run = (uint16_t)first,
+				.n_runs = (uint16_t)n_runs,
+			};
+			jobs->widest = KVP_MAX(jobs->widest, n_runs);
+		}
+	}
+}
+
+Test(jobs, tables_larger_than_a_launch)
+{
+	const size_t bytes = (size_t)512 << 13;
+	struct kvp_jobs *jobs = jobs_make(512, MANY);
+	unsigned char *src = malloc(bytes), *dst = malloc(bytes), *want = malloc(bytes);
+	uint32_t several = 0;
+
+	world_fill(src, bytes);
+	for (uint32_t round = 0; round < 60; round++) {
+		memset(dst, 0, bytes);
+		memset(want, 0, bytes);
+		lists_make(jobs, src, dst);
+		for (uint32_t i = 0; i < jobs->n_entries; i++)
+			memcpy(want + ((size_t)i << 13), src + ((size_t)i << 13),
+			       jobs->entries[i].n_runs);
+		tables_check(jobs);
+		several += launches_run(jobs) > 1;
+		cr_assert_eq(memcmp(dst, want, bytes), 0, "round %u", round);
+		kvp_jobs_reset(jobs);
+	}
+	cr_assert_gt(several, 20);
+	free(src);
+	free(dst);
+	free(want);
+	jobs_free(jobs);
 }
 
 Test(jobs, plain_bytes)

@@ -66,7 +66,6 @@ struct launch {
 	union kvp_move_params params;
 	enum kvp_move_size size;
 	uint32_t run_bytes; /* of the largest run */
-	struct kvp_move_run *pinned;
 };
 
 /* Pools and tables of a shape. */
@@ -91,7 +90,6 @@ static uint32_t n_variants;
 static CUstream stream;
 static int n_sms;
 static struct kvp_jobs jobs;
-static uint64_t runs_dev;
 
 static double now_us(void)
 {
@@ -193,17 +191,20 @@ static uint32_t largest_run(void)
 	return KVP_ALIGN_UP(most, 128u);
 }
 
-/* What the tables hold, as a launch of its own. */
-static void tables_take(struct launch *launch)
+/* What the tables hold, as launches of their own: how many. */
+static uint32_t tables_take(struct launch *launches, uint32_t most)
 {
-	if (jobs.n_entries > KVP_MOVE_ENTRIES)
-		die("too many entries for a launch", CUDA_ERROR_INVALID_VALUE);
-	launch->pinned = pinned_alloc(jobs.n_runs * sizeof(*jobs.runs) + 1);
-	memcpy(launch->pinned, jobs.runs, jobs.n_runs * sizeof(*jobs.runs));
-	launch->size = kvp_jobs_params(&jobs, 0, jobs.n_entries, (uintptr_t)launch->pinned,
-				       &launch->params);
-	launch->run_bytes = largest_run();
+	struct kvp_jobs_cut cut = { 0 };
+	uint32_t n = 0;
+
+	while (cut.entry < jobs.n_entries) {
+		if (n == most)
+			die("too many launches", CUDA_ERROR_INVALID_VALUE);
+		(void)kvp_jobs_params(&jobs, &cut, &launches[n].params, &launches[n].size);
+		launches[n++].run_bytes = largest_run();
+	}
 	kvp_jobs_reset(&jobs);
+	return n;
 }
 
 static void jobs_make(void)
@@ -211,8 +212,7 @@ static void jobs_make(void)
 	jobs.max_entries = 512;
 	jobs.max_runs = 65535;
 	jobs.entries = calloc(jobs.max_entries, sizeof(*jobs.entries));
-	jobs.runs = pinned_alloc(jobs.max_runs * sizeof(*jobs.runs));
-	CHECK(cuMemHostGetDevicePointer((CUdeviceptr *)&runs_dev, jobs.runs, 0));
+	jobs.runs = calloc(jobs.max_runs, sizeof(*jobs.runs));
 }
 
 /* ---- random worlds --------------------------------------------------------------------------- */
@@ -229,13 +229,12 @@ void world_memory_free(void *at)
 
 static void run_tables(const struct variant *v)
 {
-	static struct launch launch;
+	static struct launch launches[MAX_LAUNCHES];
+	uint32_t n = tables_take(launches, MAX_LAUNCHES);
 
-	launch.size = kvp_jobs_params(&jobs, 0, jobs.n_entries, runs_dev, &launch.params);
-	launch.run_bytes = largest_run();
-	launch_one(v, &launch);
+	for (uint32_t i = 0; i < n; i++)
+		launch_one(v, &launches[i]);
 	CHECK(cuStreamSynchronize(stream));
-	kvp_jobs_reset(&jobs);
 }
 
 static void add_piece(struct world *w, uint32_t r, unsigned char *slot, bool gather)
@@ -434,21 +433,10 @@ static void tables_make(struct scene *s, uint32_t set)
 
 			piece_add(s, set, r, range, &slot);
 			if (++pieces % SLOTS == 0)
-				tables_take(&launch[s->n_launches++]);
+				s->n_launches += tables_take(&launch[s->n_launches],
+							     MAX_LAUNCHES - s->n_launches);
 		}
-	if (jobs.n_entries)
-		tables_take(&launch[s->n_launches++]);
-	if (s->n_launches > MAX_LAUNCHES)
-		die("too many launches", CUDA_ERROR_INVALID_VALUE);
-}
-
-static void tables_free(struct scene *s)
-{
-	for (uint32_t i = 0; i < s->n_sets * MAX_LAUNCHES; i++) {
-		if (s->launches[i].pinned)
-			CHECK(cuMemFreeHost(s->launches[i].pinned));
-		s->launches[i].pinned = NULL;
-	}
+	s->n_launches += tables_take(&launch[s->n_launches], MAX_LAUNCHES - s->n_launches);
 }
 
 static void scene_make(struct scene *s, const struct shape *shape, uint32_t max_sets)
@@ -481,7 +469,6 @@ static void scene_end(struct scene *s)
 	CHECK(cuMemFree(s->src));
 	CHECK(cuMemFree(s->dst));
 	CHECK(cuMemFree(s->slots));
-	tables_free(s);
 	free(s->launches);
 	free(s->pages);
 	for (uint32_t r = 0; r < s->shape->ranks; r++)
@@ -521,7 +508,6 @@ static uint64_t wrong_rows(const struct scene *s, const uint8_t *src, const uint
 static void run_scene(struct scene *s, const struct variant *v, enum what what)
 {
 	s->what = what;
-	tables_free(s);
 	tables_make(s, 0);
 	scene_launch(s, v, 0);
 	CHECK(cuStreamSynchronize(stream));
@@ -608,7 +594,9 @@ static void host_of(struct scene *s, const struct variant *v, double *tables, do
 		double from = now_us();
 
 		for (uint32_t r = 0; r < s->shape->ranks; r++)
-			piece_add(s, 0, r, (struct kvp_range){ 0, s->shape->tokens }, &slot);
+			if (jobs.n_entries + s->shape->layers <= jobs.max_entries)
+				piece_add(s, 0, r, (struct kvp_range){ 0, s->shape->tokens },
+					  &slot);
 		t[i] = now_us() - from;
 		kvp_jobs_reset(&jobs);
 		from = now_us();
@@ -657,13 +645,14 @@ static void host_lines(void)
 {
 	static struct scene s;
 
-	for (size_t i = 0; i < 2; i++) {
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(shapes); i++) {
 		double tables, launches;
 
 		scene_make(&s, &shapes[i], 1);
 		host_of(&s, &variants[0], &tables, &launches);
-		printf("host, %.1f MB, %u launch(es): tables %.1f us, launch %.1f us\n",
-		       (double)s.bytes / 1e6, s.n_launches, tables, launches);
+		printf("host, %u x %u, %.1f MB, %u launch(es): tables %.1f us, a launch %.1f us\n",
+		       shapes[i].layers, shapes[i].width, (double)s.bytes / 1e6, s.n_launches,
+		       tables, launches / s.n_launches);
 		scene_end(&s);
 	}
 }

@@ -185,7 +185,6 @@ static __device__ __forceinline__ void move_tiles(const struct kvp_move_head &he
 	extern "C" __global__ void __launch_bounds__(WARP)                                 \
 		name(const __grid_constant__ struct name##_params params)                  \
 	{                                                                                  \
-		move_tiles(params.head, params.entries,                                    \
-			   (n_runs) > 1 ? params.runs : params.head.table);                \
+		move_tiles(params.head, params.entries, params.runs);                      \
 	}
 KVP_MOVE_KERNELS(KERNEL)
