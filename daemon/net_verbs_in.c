@@ -262,19 +262,19 @@ static void on_numbered(struct kvp_vb_conn *conn, const struct kvp_vb_frame *fra
 static void on_frame(struct kvp_vb_conn *conn, const uint8_t *buffer, uint32_t bytes)
 {
 	struct kvp_vb_frame frame;
+	bool fits;
 
 	if (bytes < sizeof(frame)) {
 		malformed(conn);
 		return;
 	}
 	memcpy(&frame, buffer, sizeof(frame));
-	if (frame.hdr_bytes > KVP_NET_HDR_MAX || frame.hdr_bytes != bytes - sizeof(frame))
-		malformed(conn);
-	else if (!conn->in)
+	fits = frame.hdr_bytes <= KVP_NET_HDR_MAX && frame.hdr_bytes == bytes - sizeof(frame);
+	if (fits && !conn->in)
 		on_back(conn, &frame, buffer + sizeof(frame));
-	else if (frame.kind == KVP_VB_SYNC)
+	else if (fits && frame.kind == KVP_VB_SYNC)
 		on_sync(conn, frame.tag);
-	else if (frame.kind == KVP_VB_MESSAGE || frame.kind == KVP_VB_PUT)
+	else if (fits && (frame.kind == KVP_VB_MESSAGE || frame.kind == KVP_VB_PUT))
 		on_numbered(conn, &frame, buffer + sizeof(frame));
 	else
 		malformed(conn);

@@ -104,7 +104,7 @@ rails()
 	export KVP_TEST_RAILS=2
 	flap &
 	flap=$!
-	for name in demo replay_sglang; do program 120 $name; done
+	program 120 replay_sglang
 	kill $flap
 	wait $flap 2>/dev/null
 	ip link set veth3 up
