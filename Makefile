@@ -72,7 +72,9 @@ FUZZ_BIN := $(call bin,tests/fuzz_*.c)
 PLAIN_BIN := $(call bin,tests/stress_*.c tests/bench_*.c tests/replay_*.c tests/demo*.c tests/matrix.c)
 # The same tests of lanes with a GPU that is none.
 FAKE_GPU_BIN := $(patsubst %,$(BUILD)/tests/%_gpu,test_lane test_lane_rooms test_lane_fair test_lane_hostile)
-TEST_BIN := $(CRITERION_BIN) $(FAKE_GPU_BIN) $(FUZZ_BIN) $(PLAIN_BIN)
+# And over RDMA, straight into the pools, with a device that is none.
+FAKE_DIRECT_BIN := $(patsubst %,$(BUILD)/tests/%_direct,test_lane test_lane_rooms test_lane_fair)
+TEST_BIN := $(CRITERION_BIN) $(FAKE_GPU_BIN) $(FAKE_DIRECT_BIN) $(FUZZ_BIN) $(PLAIN_BIN)
 RXE_BIN := $(BUILD)/tests/rxe_checks
 # Daemon and library with a shim in front of each foreign call that can fail.
 TORTURE := $(BUILD)/torture
@@ -152,8 +154,9 @@ $(CLIENT_SO): $(CLIENT_OBJ) $(PROTO_OBJ) $(SYMFILE)
 
 $(BUILD)/kvpackd: $(BUILD)/daemon/main.o $(DAEMON_A) $(PROTO_A)
 $(BUILD)/kvpackctl: $(CTL_OBJ) $(CLIENT_A) $(PROTO_A)
-$(filter-out $(FAKE_GPU_BIN),$(TEST_BIN)): $(BUILD)/%: $(BUILD)/%.o $(TEST_LIBS)
+$(filter-out $(FAKE_GPU_BIN) $(FAKE_DIRECT_BIN),$(TEST_BIN)): $(BUILD)/%: $(BUILD)/%.o $(TEST_LIBS)
 $(FAKE_GPU_BIN): %_gpu: %.o $(BUILD)/tests/fake_gpu.o $(TEST_LIBS)
+$(FAKE_DIRECT_BIN): %_direct: %.o $(BUILD)/tests/fake_direct.o $(BUILD)/tests/fake_verbs.o $(TEST_LIBS)
 $(filter-out $(GPU_LANE_BIN),$(GPU_BIN)): $(BUILD)/%: $(BUILD)/%.o $(TEST_LIBS)
 $(GPU_LANE_BIN): $(BUILD)/tests/gpu/%: $(BUILD)/tests/%.o $(BUILD)/tests/gpu/real.o $(TEST_LIBS)
 $(GPU_LANE_BIN): EXTRA := -lcriterion $(CUDA_INC)/../lib64/stubs/libcuda.so
@@ -161,11 +164,12 @@ $(filter-out $(GPU_LANE_BIN),$(GPU_BIN)): EXTRA := $(CUDA_INC)/../lib64/stubs/li
 $(RXE_BIN): $(call obj,$(wildcard tests/rxe/*.c)) $(TEST_LIBS)
 # With FUZZ=1 libFuzzer brings main(); otherwise a small main replays the corpus.
 $(BUILD)/tests/test_ctl_plan $(BUILD)/tests/fuzz_vectors: $(BUILD)/client/ctl_plan.o
-$(BUILD)/tests/test_qp $(BUILD)/tests/test_net_verbs $(BUILD)/tests/test_net_rails: $(BUILD)/tests/fake_verbs.o
+$(BUILD)/tests/test_qp $(BUILD)/tests/test_net_verbs $(BUILD)/tests/test_net_rails $(BUILD)/tests/test_net_direct: $(BUILD)/tests/fake_verbs.o
+$(BUILD)/tests/test_direct $(BUILD)/tests/test_direct_hostile: $(BUILD)/tests/fake_direct.o $(BUILD)/tests/fake_verbs.o
 $(BUILD)/tests/test_gpu: $(BUILD)/tests/fake_gpu.o
 $(FUZZ_BIN): $(if $(FUZZ),,$(BUILD)/tests/corpus_main.o)
 $(FUZZ_BIN): EXTRA := $(if $(FUZZ),-fsanitize=fuzzer)
-$(CRITERION_BIN) $(FAKE_GPU_BIN): EXTRA := -lcriterion
+$(CRITERION_BIN) $(FAKE_GPU_BIN) $(FAKE_DIRECT_BIN): EXTRA := -lcriterion
 # Its driver is its own.
 $(BUILD)/tests/test_device: EXTRA += -Wl,--wrap=dlopen -Wl,--wrap=dlsym
 $(MAINS) $(TEST_BIN) $(RXE_BIN) $(GPU_BIN):

@@ -50,6 +50,7 @@ static void print_lanes(const cJSON *lanes)
 		{ "SLOT", "land_slots.bytes", CTL_BYTES },
 		{ "WANTS", "wants_queued", CTL_COUNT },
 		{ "PACK", "pack", CTL_TEXT },
+		{ "MODE", "mode", CTL_TEXT },
 		{ "IN CALL", "call", CTL_TEXT },
 		{ "TRANSPORT", "transport", CTL_TEXT },
 	};
@@ -61,6 +62,8 @@ static void print_lanes(const cJSON *lanes)
 		{ "PIECES", "pieces_landed", CTL_COUNT },
 		{ "LOCAL", "bytes_local", CTL_BYTES },
 		{ "PIECES", "pieces_local", CTL_COUNT },
+		{ "DIRECT", "bytes_direct", CTL_BYTES },
+		{ "PIECES", "pieces_direct", CTL_COUNT },
 		{ "RAW ROWS", "raw_rows", CTL_COUNT },
 		{ "REPACKED", "repacked", CTL_COUNT },
 		{ "NO TOKEN", "dropped_no_token", CTL_COUNT },
@@ -388,6 +391,11 @@ static void room_head(const cJSON *room)
 	(void)printf("\n  client %s, mode %s, tokens %.0f, arrived %.0f, %s\n",
 		     ctl_text(room, "client"), mode, ctl_number(room, "tokens"),
 		     ctl_number(room, "arrived"), bytes);
+	if (ctl_number(room, "direct_pieces") > 0 || ctl_text(room, "fell_back")[0])
+		(void)printf("  written directly: %.0f of %.0f pieces%s%s\n",
+			     ctl_number(room, "direct_pieces"), ctl_number(room, "pieces"),
+			     ctl_text(room, "fell_back")[0] ? "; others landed: " : "",
+			     ctl_text(room, "fell_back"));
 	if (ctl_text(room, "waits_for")[0] && !ctl_flag(room, "ended"))
 		(void)printf("  waits, for %s now: %s\n", waits, ctl_text(room, "waits_for"));
 	if (ctl_text(room, "reason")[0])

@@ -86,7 +86,31 @@ const char *kvp_wait_name(enum kvp_wait wait)
 		[KVP_WAITS_DATA] = "data",
 		[KVP_WAITS_HELD] = "test point",
 		[KVP_WAITS_GPU] = "gpu",
+		[KVP_WAITS_MEMORY] = "memory",
 	};
 
 	return (unsigned)wait < KVP_WAITS_N ? names[wait] : "unknown";
+}
+
+static const struct {
+	const char *name, *text;
+} whys[KVP_WHY_N] = {
+	[KVP_WHY_NONE] = { "", "" },
+	[KVP_WHY_MODE] = { "mode", "data.mode is landing here" },
+	[KVP_WHY_SENDER] = { "sender", "the sender does not write directly: its data.mode or "
+				       "lane.pack" },
+	[KVP_WHY_PENDING] = { "pending", "the RDMA device did not know the pool yet" },
+	[KVP_WHY_MEMORY] = { "memory", "the RDMA device does not take the pool's memory" },
+	[KVP_WHY_WINDOWS] = { "windows", "no memory window was to be had" },
+	[KVP_WHY_RUNS] = { "runs", "too many or too short runs of rows: data.direct_run_bytes" },
+};
+
+const char *kvp_why_name(enum kvp_why why)
+{
+	return (unsigned)why < KVP_WHY_N ? whys[why].name : "unknown";
+}
+
+const char *kvp_why_text(enum kvp_why why)
+{
+	return (unsigned)why < KVP_WHY_N ? whys[why].text : "unknown";
 }

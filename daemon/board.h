@@ -44,8 +44,30 @@ enum kvp_wait {
 	KVP_WAITS_DATA,      /* granted; the data has not come (rx) */
 	KVP_WAITS_HELD,      /* kept at a test point */
 	KVP_WAITS_GPU,       /* launched; the GPU has not finished */
+	KVP_WAITS_MEMORY,    /* the pool is being made known to the RDMA device (rx) */
 	KVP_WAITS_N,
 };
+
+/* How the bytes of an end have moved between daemons, a bit each. */
+enum {
+	KVP_MOVED_LANDING = 1u << 0,
+	KVP_MOVED_DIRECT = 1u << 1,
+};
+
+/* Why a piece that might have been written directly went by a landing slot (rx). */
+enum kvp_why {
+	KVP_WHY_NONE,
+	KVP_WHY_MODE,    /* data.mode is landing */
+	KVP_WHY_SENDER,  /* the sender does not write directly */
+	KVP_WHY_PENDING, /* the pool was not registered yet */
+	KVP_WHY_MEMORY,  /* the pool cannot be registered */
+	KVP_WHY_WINDOWS, /* no window was to be had */
+	KVP_WHY_RUNS,    /* too many, or too short, runs */
+	KVP_WHY_N,
+};
+/* "mode", "sender", ...; and in words. */
+const char *kvp_why_name(enum kvp_why why);
+const char *kvp_why_text(enum kvp_why why);
 
 enum {
 	KVP_BOARD_FAILED = 1u << 0, /* status, text are set; written once */
@@ -85,6 +107,9 @@ struct kvp_board {
 	/* Work done. */
 	_Atomic uint32_t rails_open, rails; /* ep: connections over rails now, and possible ones */
 	_Atomic uint64_t pieces, bytes, raw_rows, gather_ns;
+	_Atomic uint64_t direct_pieces, direct_bytes; /* of those */
+	_Atomic uint32_t moved;                       /* bits, KVP_MOVED_... */
+	_Atomic uint32_t fell_back;                   /* rx: the last enum kvp_why */
 };
 
 /* The loop, before it hands the board out: everything zero, of that kind and id. */

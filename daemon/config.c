@@ -40,6 +40,13 @@ static const struct kvp_config_choice transport_choices[] = {
 	{ NULL, 0 },
 };
 
+static const struct kvp_config_choice mode_choices[] = {
+	{ "auto", KVP_DATA_AUTO },
+	{ "direct", KVP_DATA_DIRECT },
+	{ "landing", KVP_DATA_LANDING },
+	{ NULL, 0 },
+};
+
 static const struct kvp_config_choice memory_choices[] = {
 	{ "auto", KVP_RINGS_AUTO },
 	{ "device", KVP_RINGS_DEVICE },
@@ -133,6 +140,10 @@ static const struct kvp_config_key keys[] = {
 
 	CHOICE(data, transport, transport_choices, "ucx",
 	       "what carries the data; auto: verbs if there is a usable RDMA device, else ucx"),
+	CHOICE(data, mode, mode_choices, "auto",
+	       "over RDMA: direct writes into pools where possible, only those, or none"),
+	NUM(data, direct_run_bytes, BYTES, 0, 1 << 20, "4096",
+	    "auto: pieces whose runs of bytes in the pool are shorter on average land"),
 
 	LIST(verbs, device, "",
 	     "RDMA devices, a rail each, separated by commas; empty: the nearest that is usable"),

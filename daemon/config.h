@@ -31,6 +31,13 @@ enum kvp_transport {
 	KVP_TRANSPORT_AUTO, /* verbs if there is a usable device, else ucx */
 };
 
+/* How bytes get into a destination pool over RDMA. */
+enum kvp_data_mode {
+	KVP_DATA_AUTO,    /* directly where it is possible and worth it, else by landing */
+	KVP_DATA_DIRECT,  /* directly, or the room fails */
+	KVP_DATA_LANDING, /* by landing */
+};
+
 /* Where the rings of a GPU's lane lie. */
 enum kvp_ring_memory {
 	KVP_RINGS_AUTO,   /* on the device where the transport takes that, else in the host's */
@@ -114,6 +121,8 @@ struct kvp_config {
 	} ucx;
 	struct {
 		uint32_t transport; /* enum kvp_transport */
+		uint32_t mode;      /* enum kvp_data_mode */
+		uint64_t direct_run_bytes;
 	} data;
 	struct {
 		char device[KVP_CONFIG_LIST_MAX];   /* separated by commas; "": a choice */

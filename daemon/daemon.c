@@ -519,6 +519,8 @@ static int start_lane(struct kvp_daemon *daemon, char *err, size_t err_bytes)
 		.port_hi = config->ucx.port_hi,
 		.verbs = &verbs,
 		.rdma = config->ucx.network == KVP_UCX_RDMA,
+		.mode = config->data.mode,
+		.direct_run_bytes = config->data.direct_run_bytes,
 		.loop = &daemon->inbox,
 	};
 	int r;

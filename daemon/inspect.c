@@ -79,6 +79,19 @@ struct slow_path {
 	const char *reason;
 };
 
+static void add_slow_path(cJSON *list, const struct slow_path *path)
+{
+	cJSON *object;
+
+	if (path->count == 0)
+		return;
+	object = cJSON_CreateObject();
+	(void)cJSON_AddStringToObject(object, "name", path->name);
+	kvp_inspect_num(object, "count", path->count);
+	(void)cJSON_AddStringToObject(object, "reason", path->reason);
+	kvp_inspect_append(list, object);
+}
+
 static void add_slow_paths(const struct kvp_inspect *ask, cJSON *status,
 			   const struct kvp_lane_status *lane)
 {
@@ -98,16 +111,16 @@ static void add_slow_paths(const struct kvp_inspect *ask, cJSON *status,
 		{ "lanes_stuck", core->lanes_stuck, "lanes without a turn for lane.stuck_after" },
 	};
 
-	for (size_t i = 0; i < KVP_ARRAY_SIZE(paths); i++) {
-		cJSON *path;
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(paths); i++)
+		add_slow_path(list, &paths[i]);
+	for (uint32_t i = KVP_WHY_NONE + 1; i < KVP_WHY_N; i++) {
+		char name[32];
+		const struct slow_path path = { name, lane->fell_back[i],
+						kvp_why_text((enum kvp_why)i) };
 
-		if (paths[i].count == 0)
-			continue;
-		path = cJSON_CreateObject();
-		(void)cJSON_AddStringToObject(path, "name", paths[i].name);
-		kvp_inspect_num(path, "count", paths[i].count);
-		(void)cJSON_AddStringToObject(path, "reason", paths[i].reason);
-		kvp_inspect_append(list, path);
+		(void)snprintf(name, sizeof(name), "landed_%s",
+			       kvp_why_name((enum kvp_why)i)); /* fits */
+		add_slow_path(list, &path);
 	}
 }
 
@@ -139,6 +152,9 @@ static void add_counters(const struct kvp_core *core, cJSON *status,
 	kvp_inspect_num(counters, "bytes_sent", lane->bytes_sent);
 	kvp_inspect_num(counters, "bytes_landed", lane->bytes_landed);
 	kvp_inspect_num(counters, "bytes_local", lane->bytes_local);
+	kvp_inspect_num(counters, "pieces_direct", lane->pieces_direct);
+	kvp_inspect_num(counters, "bytes_direct", lane->bytes_direct);
+	kvp_inspect_num(counters, "direct_writes", lane->direct_writes);
 	kvp_inspect_num(counters, "shared_slots", lane->shared);
 	kvp_inspect_num(counters, "dropped_no_token", lane->no_token);
 	kvp_inspect_num(counters, "dropped_stale", lane->stale);
@@ -314,6 +330,29 @@ static void add_gpu(cJSON *lane, const struct kvp_lane *of, const struct kvp_lan
 	kvp_inspect_num(gpu, "import_bytes", status->import_bytes);
 }
 
+static void add_direct(const struct kvp_core *core, cJSON *lane,
+		       const struct kvp_lane_status *status)
+{
+	static const char *const modes[] = {
+		[KVP_DATA_AUTO] = "auto",
+		[KVP_DATA_DIRECT] = "direct",
+		[KVP_DATA_LANDING] = "landing",
+	};
+	cJSON *fell_back = cJSON_AddObjectToObject(lane, "fell_back");
+
+	(void)cJSON_AddStringToObject(lane, "mode", modes[core->config->data.mode]);
+	kvp_inspect_num(lane, "pieces_direct", status->pieces_direct);
+	kvp_inspect_num(lane, "bytes_direct", status->bytes_direct);
+	kvp_inspect_num(lane, "direct_writes", status->direct_writes);
+	kvp_inspect_num(lane, "windows", status->windows);
+	kvp_inspect_num(lane, "regions", status->regions);
+	kvp_inspect_num(lane, "region_bytes", status->region_bytes);
+	for (uint32_t i = KVP_WHY_NONE + 1; i < KVP_WHY_N; i++)
+		if (status->fell_back[i])
+			kvp_inspect_num(fell_back, kvp_why_name((enum kvp_why)i),
+					status->fell_back[i]);
+}
+
 static cJSON *lane_object(const struct kvp_inspect *ask, uint32_t i)
 {
 	const struct kvp_core *core = ask->core;
@@ -336,6 +375,7 @@ static cJSON *lane_object(const struct kvp_inspect *ask, uint32_t i)
 	kvp_inspect_num(lane, "bytes_sent", status.bytes_sent);
 	kvp_inspect_num(lane, "bytes_landed", status.bytes_landed);
 	kvp_inspect_num(lane, "bytes_local", status.bytes_local);
+	add_direct(core, lane, &status);
 	kvp_inspect_num(lane, "raw_rows", status.raw_rows);
 	kvp_inspect_num(lane, "repacked", status.repacked);
 	kvp_inspect_num(lane, "dropped_no_token", status.no_token);
@@ -424,7 +464,7 @@ static void add_rail(cJSON *list, const char *lane, const struct kvp_net_rail *r
 	kvp_inspect_num(object, "qps_lost", rail->lost);
 	kvp_inspect_num(object, "bytes_sent", rail->bytes);
 	kvp_inspect_num(object, "resent", rail->resent);
-	(void)cJSON_AddItemToArray(list, object);
+	kvp_inspect_append(list, object);
 }
 
 static void add_rails(const struct kvp_core *core, cJSON *root)

@@ -184,6 +184,9 @@ static cJSON *room_object(const struct rooms *rooms, const struct kvp_room_view 
 	kvp_inspect_num(object, "pool", view->pool_client_id);
 	add_progress(ask, object, view);
 	(void)cJSON_AddStringToObject(object, "mode", view->mode ? view->mode : "");
+	kvp_inspect_num(object, "direct_pieces", view->direct_pieces);
+	kvp_inspect_num(object, "direct_bytes", view->direct_bytes);
+	(void)cJSON_AddStringToObject(object, "fell_back", view->fell_back ? view->fell_back : "");
 	(void)cJSON_AddStringToObject(object, "verdict", view->verdict ? view->verdict : "");
 	(void)cJSON_AddStringToObject(object, "status",
 				      kvp_status_name((enum kvp_status)view->status));

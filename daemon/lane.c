@@ -137,7 +137,7 @@ static uint32_t turn(struct kvp_lane *lane)
 	n += kvp_lane_moved(lane);
 	n += kvp_rx_scatters(lane);
 	TAILQ_FOREACH (link, &lane->links, link)
-		n += kvp_rx_answers(link) + kvp_link_tend(link);
+		n += kvp_rx_answers(link) + kvp_link_tend(link) + kvp_rx_tell(link);
 	n += kvp_rx_grants(lane);
 	TAILQ_FOREACH (link, &lane->links, link)
 		n += kvp_tx_sends(link);
@@ -146,6 +146,7 @@ static uint32_t turn(struct kvp_lane *lane)
 	TAILQ_FOREACH (link, &lane->links, link)
 		n += kvp_tx_ahead(link);
 	n += kvp_tx_local(lane);
+	n += kvp_direct_turn(lane);
 	n += take_orders(lane);
 	n += kvp_rx_late(lane);
 	n += kvp_tx_fences(lane);
@@ -359,6 +360,7 @@ static void lane_free(struct kvp_lane *lane)
 	free(lane->rx_pool);
 	free(lane->tx_pool);
 	free(lane->parts);
+	free(lane->runs);
 	free(lane->land_keys);
 	(void)sem_destroy(&lane->started); /* nobody waits */
 	free(lane);
@@ -384,7 +386,8 @@ static int init_memory(struct kvp_lane *lane)
 	lane->tx_pool = calloc(KVP_LANE_TX_PIECES, sizeof(*lane->tx_pool));
 	lane->parts = calloc(KVP_PAIRS_MAX, sizeof(*lane->parts));
 	lane->land_keys = calloc(2 * (size_t)lane->config.slots, sizeof(*lane->land_keys));
-	if (!lane->rx_pool || !lane->tx_pool || !lane->parts || !lane->land_keys)
+	lane->runs = calloc(KVP_WIRE_PIECE_RUNS, sizeof(*lane->runs));
+	if (!lane->rx_pool || !lane->tx_pool || !lane->parts || !lane->land_keys || !lane->runs)
 		return -ENOMEM;
 
 	if (kvp_lane_on_gpu(lane)) /* its rings are made when it is open */
@@ -413,6 +416,8 @@ static void init_lists(struct kvp_lane *lane)
 	TAILQ_INIT(&lane->local_moving);
 	TAILQ_INIT(&lane->leaving_rxs);
 	TAILQ_INIT(&lane->leaving_txs);
+	TAILQ_INIT(&lane->returning);
+	TAILQ_INIT(&lane->registering);
 }
 
 static int lane_create(struct kvp_lane **out, const struct kvp_lane_config *config)

@@ -235,7 +235,9 @@ struct kvp_lane_config {
 	uint16_t port_lo, port_hi;
 	const struct kvp_net_verbs_config *verbs; /* borrowed, for transports over RDMA */
 	bool rdma;                                /* as of struct kvp_net_config */
-	struct kvp_board *board;                  /* the lane's own, or NULL */
+	uint32_t mode;                            /* enum kvp_data_mode */
+	uint64_t direct_run_bytes; /* auto: pieces whose runs are shorter on average land */
+	struct kvp_board *board;   /* the lane's own, or NULL */
 	/* Boards are pushed here. Called on the lane's thread. */
 	struct kvp_inbox *loop;
 };
@@ -302,6 +304,11 @@ struct kvp_lane_status {
 	uint64_t want_refused; /* wants beyond a session's limit */
 	uint64_t slot_waits;   /* times a piece had to wait for a slot */
 	uint64_t spins, sleeps, wakes;
+	uint64_t pieces_direct, bytes_direct; /* of those landed: written into the pool */
+	uint64_t direct_writes;               /* of sent ones: requests that wrote into pools */
+	uint64_t fell_back[KVP_WHY_N];        /* pieces that landed in a slot, by reason */
+	uint64_t windows, regions;            /* open to peers now, and registered */
+	uint64_t region_bytes;
 	uint64_t launches, gpu_busy;    /* launches sent out; of them not over */
 	uint64_t flushes;               /* times the GPU was told to look at a NIC's writes */
 	uint64_t imports, import_bytes; /* memory of clients on the GPU, mapped now */

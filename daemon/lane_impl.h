@@ -62,14 +62,42 @@ TAILQ_HEAD(kvp_shares, kvp_share);
 TAILQ_HEAD(kvp_chunks, kvp_chunk);
 STAILQ_HEAD(kvp_returns, kvp_return);
 TAILQ_HEAD(kvp_local_moves, kvp_local_move);
+TAILQ_HEAD(kvp_rx_windows, kvp_rx_window);
+TAILQ_HEAD(kvp_direct_pools, kvp_direct_pool);
+STAILQ_HEAD(kvp_run_blocks, kvp_run_block);
 
 /* ---- objects that others refer to ------------------------------------------------------------ */
+
+/* A part of a pool's memory that the transport knows, or will. */
+struct kvp_direct_region {
+	uint8_t *base;
+	uint64_t bytes;
+	uint32_t fd_idx;
+	struct kvp_net_region *net; /* owned; NULL: not yet */
+};
+
+enum kvp_direct_state {
+	KVP_DIRECT_PENDING, /* in lane->registering, one region a turn */
+	KVP_DIRECT_READY,
+	KVP_DIRECT_UNABLE, /* the transport does not take the memory; `err` says why */
+};
+
+/* The memory of a pool that peers may be let write into. */
+struct kvp_direct_pool {
+	struct kvp_lane_pool *pool;
+	enum kvp_direct_state state;
+	uint32_t n_regions, n_done;
+	char err[160];
+	TAILQ_ENTRY(kvp_direct_pool) link;
+	struct kvp_direct_region regions[]; /* [n_regions] */
+};
 
 /* Both live in their orders. */
 struct kvp_lane_pool {
 	struct kvp_table_node node;
-	struct kvp_order_pool *order; /* owned */
-	uint32_t refs;                /* rx and tx that use it */
+	struct kvp_direct_pool *direct; /* owned; NULL: nobody has asked for it */
+	struct kvp_order_pool *order;   /* owned */
+	uint32_t refs;                  /* rx and tx that use it */
 	bool ended;
 	struct kvp_gpu_import **imports; /* owned [order->n_fds]; NULL: host memory */
 };
@@ -132,6 +160,8 @@ struct kvp_link {
 	bool full;  /* the transport takes nothing until it has progressed */
 	/* receiver */
 	uint32_t wants_queued;
+	uint32_t runs_out;            /* RUNS messages of pieces that have not landed */
+	struct kvp_rx_piece *telling; /* granted; its RUNS are not all sent */
 	struct kvp_rx_pieces landed;  /* LANDED to be sent */
 	struct kvp_rx_pieces at_risk; /* slots that the peer may still write into */
 	struct kvp_rx_legs refusals;  /* REFUSE to be sent */
@@ -146,6 +176,8 @@ struct kvp_link {
 	struct kvp_raw_cursor raw;    /* of the first of them, without packing */
 	struct kvp_tx_legs tx_legs;   /* all that send here */
 	struct kvp_returns returns;
+	struct kvp_run_block *blocks; /* owned [KVP_WIRE_EP_RUNS]; NULL: no direct grant yet */
+	struct kvp_run_blocks free_blocks;
 	TAILQ_ENTRY(kvp_link) link; /* in lane->links */
 };
 
@@ -167,12 +199,18 @@ struct kvp_rx_piece {
 	struct kvp_slot *slot;   /* GRANTED, HERE, ORPHAN */
 	struct kvp_share *share; /* of the slot */
 	enum kvp_rx_piece_state state;
-	uint8_t kind; /* enum kvp_wire_kind */
-	bool told;    /* LANDED is sent */
-	bool passed;  /* counted in the leg's arrived positions, out of leg->order */
+	uint8_t kind;    /* enum kvp_wire_kind */
+	bool told;       /* LANDED is sent */
+	bool passed;     /* counted in the leg's arrived positions, out of leg->order */
+	bool direct;     /* granted without a slot: the sender writes into the pool */
+	bool may_direct; /* the sender can */
+	bool decided;    /* it goes by a slot */
 	uint32_t tokens;
-	uint32_t segment;            /* index in the rx's list */
-	uint32_t receiving;          /* messages that the transport still writes */
+	uint32_t n_runs, runs_told, runs_written; /* direct */
+	uint64_t token;                           /* direct: what WRITTEN must name */
+	struct kvp_rx *risk;                      /* direct, AT_RISK: the rx that waits for it */
+	uint32_t segment;                         /* index in the rx's list */
+	uint32_t receiving;                       /* messages that the transport still writes */
 	uint32_t part_idx;           /* row by row: the part that the next row belongs to */
 	uint64_t part_off, part_end; /* ... and the place of that row */
 	uint32_t part_row;           /* ... and its bytes */
@@ -216,9 +254,10 @@ struct kvp_rx_leg {
 	struct kvp_rx_pieces order, queued;
 	uint64_t refuse_cookie;
 	uint32_t refuse_status;
-	uint64_t arrived; /* least landed position over its entries */
-	uint64_t *wanted; /* [n_src] by source entry: wanted up to here */
-	uint64_t *landed; /* [n_src] landed without a gap up to here */
+	uint32_t n_windows; /* that its sender was told */
+	uint64_t arrived;   /* least landed position over its entries */
+	uint64_t *wanted;   /* [n_src] by source entry: wanted up to here */
+	uint64_t *landed;   /* [n_src] landed without a gap up to here */
 	TAILQ_ENTRY(kvp_rx_leg) rx_link, link_link, share_link, refuse_link;
 };
 
@@ -227,6 +266,20 @@ struct kvp_rx_blob {
 	uint64_t wanted, landed, total;
 	uint32_t sender; /* UINT32_MAX: not begun */
 	bool done;       /* landed in full */
+};
+
+/* Where the sender of one leg may write. */
+struct kvp_rx_window {
+	uint32_t sender, region;
+	uint32_t idx; /* that the sender knows it by */
+	bool told;
+	struct kvp_net_window *net; /* owned */
+	TAILQ_ENTRY(kvp_rx_window) link;
+};
+
+/* A run of a piece in the pool. */
+struct kvp_direct_run {
+	uint32_t region, offset, bytes;
 };
 
 struct kvp_rx {
@@ -241,8 +294,11 @@ struct kvp_rx {
 	uint64_t ticket;                      /* over: the rx is, too */
 	uint32_t blobs_left;                  /* segments and meta that have not landed */
 	struct kvp_rx_blob *blobs;            /* owned [n_segments + 1]; the last is the meta */
+	struct kvp_rx_windows windows;        /* of all legs; the rx is over when they are closed */
+	uint32_t n_risk;                      /* pieces that senders may still write */
+	enum kvp_why unable;                  /* data.mode is direct, and a piece cannot go so */
 	bool failed, complete, dirty, moved;
-	TAILQ_ENTRY(kvp_rx) dirty_link; /* also lane->leaving_rxs */
+	TAILQ_ENTRY(kvp_rx) dirty_link; /* also lane->leaving_rxs, lane->returning */
 };
 
 /* A piece on its way from pool to pool, on a GPU. */
@@ -264,6 +320,27 @@ enum kvp_tx_piece_state {
 	KVP_TX_SENT,    /* until sent() and LANDED, in either order */
 };
 
+/* Runs of a piece, as they came in one message. */
+struct kvp_run_block {
+	uint32_t n;
+	struct kvp_wire_run runs[KVP_WIRE_RUNS_MAX];
+	STAILQ_ENTRY(kvp_run_block) link; /* in the piece, or link->free_blocks */
+};
+
+/* The next run of a piece that is written, and where its bytes lie in the slot. */
+struct kvp_tx_cursor {
+	const struct kvp_run_block *block;
+	uint32_t run;  /* of the block */
+	uint32_t part; /* of the piece's layout */
+	uint64_t done; /* bytes of that part */
+};
+
+/* What a leg has been told of the destination's pool. */
+struct kvp_tx_window {
+	struct kvp_net_key key;
+	uint64_t bytes;
+};
+
 struct kvp_tx_piece {
 	struct kvp_tx_leg *leg;  /* NULL: over, but its slot is still in the transport's hands */
 	struct kvp_link *orphan; /* then: whose transport */
@@ -275,7 +352,11 @@ struct kvp_tx_piece {
 	bool landed, gathered;
 	bool gathering; /* in lane->gathering */
 	bool eager;     /* its bytes went with the want */
-	uint32_t idx;   /* in the chunk */
+	bool direct;    /* granted so */
+	uint32_t n_runs, runs_here, runs_sent;
+	struct kvp_run_blocks runs; /* not yet written */
+	struct kvp_tx_cursor cursor;
+	uint32_t idx; /* in the chunk */
 	uint32_t tokens;
 	uint32_t segment; /* index in the chunk's list */
 	uint32_t sends;   /* in the transport's hands */
@@ -314,6 +395,8 @@ struct kvp_tx_leg {
 	uint32_t n_pieces;       /* of that chunk */
 	uint32_t n_order;
 	struct kvp_tx_pieces order_list; /* from the oldest that has not landed */
+	struct kvp_tx_window *windows;   /* owned [KVP_WIRE_LEG_WINDOWS]; NULL: none is known */
+	uint32_t n_windows;
 	/* Legs that pack alike: the first of them, the next of them, and how far any has packed. */
 	struct kvp_tx_leg *alike, *alike_next;
 	uint64_t packed; /* of the first: seq << 32 | (idx + 1) */
@@ -374,6 +457,9 @@ struct kvp_lane {
 	uint32_t n_local_free;
 	struct kvp_rxs leaving_rxs; /* ended; until the GPU has passed */
 	struct kvp_txs leaving_txs;
+	struct kvp_rxs returning; /* ended; until nobody can write for them */
+	struct kvp_direct_pools registering;
+	struct kvp_direct_run *runs; /* owned [KVP_WIRE_PIECE_RUNS], scratch */
 	/* Owned, by slot, then by slot those of the twins; zeroes if the transport has none. */
 	struct kvp_net_key *land_keys;
 	struct kvp_table pools, fences, eps, shares_by_id, rxs, txs;
@@ -546,6 +632,35 @@ uint32_t kvp_rx_scatters(struct kvp_lane *lane);
 uint32_t kvp_rx_answers(struct kvp_link *link);
 uint32_t kvp_rx_grants(struct kvp_lane *lane);
 
+/* ---- rx_direct.c: pools that senders write into ---------------------------------------------- */
+
+/* Does this lane's transport write into pools, and may it? */
+static inline bool kvp_lane_direct(const struct kvp_lane *lane)
+{
+	return lane->net && lane->config.net->write && lane->config.mode != KVP_DATA_LANDING;
+}
+/* An rx uses the pool: its memory is to be known to the transport. */
+void kvp_direct_pool_want(struct kvp_lane *lane, struct kvp_lane_pool *pool);
+/* No window into the pool is left. */
+void kvp_direct_pool_free(struct kvp_lane *lane, struct kvp_lane_pool *pool);
+/* Steps of the turn: registers, closes windows. */
+uint32_t kvp_direct_turn(struct kvp_lane *lane);
+/* Grants the piece at the head of the leg's queue: 1 granted, 0 it has to land, -EAGAIN not now. */
+int kvp_rx_direct(struct kvp_rx_leg *leg, struct kvp_rx_piece *piece);
+/* Sends the RUNS of the piece that was granted last. */
+uint32_t kvp_rx_tell(struct kvp_link *link);
+void kvp_rx_written(struct kvp_lane *lane, const struct kvp_wire_written *msg);
+/* The sender is done with a direct piece, or cannot write any more. */
+void kvp_rx_direct_over(struct kvp_link *link, struct kvp_rx_piece *piece);
+/* A piece that was AT_RISK is not any more. rx.c */
+void kvp_rx_risk_over(struct kvp_lane *lane, struct kvp_rx_piece *piece);
+/* The rx has ended: false if nobody can write for it; else it is lane->returning's until then. */
+bool kvp_rx_take_back(struct kvp_rx *rx);
+/* Quiet now, or when the GPU has passed. rx.c */
+void kvp_rx_depart(struct kvp_rx *rx);
+/* Where a segment lies in the pool. rx_land.c */
+uint8_t *kvp_rx_segment_place(const struct kvp_rx *rx, uint32_t idx);
+
 /* ---- tx*.c: sender --------------------------------------------------------------------------- */
 
 void kvp_tx_add(struct kvp_lane *lane, struct kvp_order_tx *order);
@@ -654,3 +769,16 @@ uint32_t kvp_tx_fences(struct kvp_lane *lane);
 bool kvp_tx_raw(struct kvp_tx_piece *piece);
 /* Gives the transport a part of a granted piece: false when it takes nothing now. */
 bool kvp_tx_give(struct kvp_tx_piece *piece, const uint8_t *from, uint64_t offset, uint64_t bytes);
+
+/* ---- tx_direct.c: writes into the pool of the destination ----------------------------------- */
+
+bool kvp_tx_can_direct(const struct kvp_tx_leg *leg);
+void kvp_tx_window(struct kvp_lane *lane, const struct kvp_wire_window *msg);
+void kvp_tx_runs(struct kvp_lane *lane, const struct kvp_wire_runs *msg);
+/* A direct grant, else as kvp_tx_grant(): false if it makes no sense. */
+bool kvp_tx_direct_granted(struct kvp_tx_piece *piece, const struct kvp_wire_grant *msg);
+/* Writes a packed piece: 1 when all of it is the transport's, 0 when its runs are not here, -1 when
+ * nothing more goes now. */
+int kvp_tx_direct(struct kvp_tx_piece *piece);
+/* Gives the places for runs back. */
+void kvp_tx_runs_put(struct kvp_link *link, struct kvp_tx_piece *piece);

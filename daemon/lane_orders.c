@@ -119,6 +119,7 @@ static void pool_free(struct kvp_lane *lane, struct kvp_lane_pool *pool)
 {
 	struct kvp_board *board = pool->order->board;
 
+	kvp_direct_pool_free(lane, pool);
 	kvp_lane_pool_unmap(lane, pool);
 	kvp_table_remove(&lane->pools, &pool->node);
 	order_pool_free(pool->order); /* and the pool with it */

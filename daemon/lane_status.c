@@ -136,7 +136,7 @@ static void fill(struct kvp_lane *lane, struct kvp_lane_status *out)
 	TAILQ_FOREACH (link, &lane->links, link)
 		out->wants_queued += link->wants_queued;
 	out->has_work = lane->rx_live > 0 || lane->tx_live > 0 || !TAILQ_EMPTY(&lane->local) ||
-			lane->links_closing > 0;
+			lane->links_closing > 0 || !TAILQ_EMPTY(&lane->returning);
 	for (uint32_t i = 0; i < KVP_MIN(lane->pack.n, KVP_LANE_SLOTS_SHOWN); i++)
 		pack_slot(&lane->pack.slots[i], &out->pack[i]);
 	for (uint32_t i = 0; i < KVP_MIN(lane->land.n, KVP_LANE_SLOTS_SHOWN); i++)

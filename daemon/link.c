@@ -59,6 +59,7 @@ static void link_free(struct kvp_link *link)
 		STAILQ_REMOVE_HEAD(&link->returns, link);
 		free(ret);
 	}
+	free(link->blocks);
 	TAILQ_REMOVE(&lane->links, link, link);
 	kvp_table_remove(&lane->eps, &link->node);
 	kvp_share_put(lane, link->share);
@@ -156,6 +157,7 @@ void kvp_link_add(struct kvp_lane *lane, struct kvp_order_ep *order)
 	TAILQ_INIT(&link->granted);
 	TAILQ_INIT(&link->tx_legs);
 	STAILQ_INIT(&link->returns);
+	STAILQ_INIT(&link->free_blocks);
 	(void)kvp_table_add(&lane->eps, &link->node); /* ids are never reused */
 	TAILQ_INSERT_TAIL(&lane->links, link, link);
 	link_open(link);
@@ -251,6 +253,9 @@ static const size_t msg_bytes[] = {
 	[KVP_WIRE_LANDED] = sizeof(struct kvp_wire_landed),
 	[KVP_WIRE_RETURN] = sizeof(struct kvp_wire_return),
 	[KVP_WIRE_REFUSE] = sizeof(struct kvp_wire_refuse),
+	[KVP_WIRE_WINDOW] = sizeof(struct kvp_wire_window),
+	[KVP_WIRE_RUNS] = sizeof(struct kvp_wire_runs),
+	[KVP_WIRE_WRITTEN] = sizeof(struct kvp_wire_written),
 };
 
 /* Copies a header into aligned memory; returns its type, 0 if it is none of ours. */
@@ -299,6 +304,15 @@ static void *on_message(void *arg, const void *hdr, size_t hdr_bytes, size_t byt
 		break;
 	case KVP_WIRE_REFUSE:
 		kvp_tx_refuse(lane, &msg.refuse);
+		break;
+	case KVP_WIRE_WINDOW:
+		kvp_tx_window(lane, &msg.window);
+		break;
+	case KVP_WIRE_RUNS:
+		kvp_tx_runs(lane, &msg.runs);
+		break;
+	case KVP_WIRE_WRITTEN:
+		kvp_rx_written(lane, &msg.written);
 		break;
 	default:
 		lane->counts.bad_messages++;

@@ -82,6 +82,36 @@ struct kvp_net_memory {
 	uint64_t dmabuf_offset; /* of base in it */
 };
 
+/* Memory of a client that peers are to write into. */
+struct kvp_net_span {
+	void *base; /* or its address on the device */
+	size_t bytes;
+	int dmabuf_fd; /* -1: host memory. Borrowed */
+	uint64_t dmabuf_offset;
+};
+struct kvp_net_region;
+struct kvp_net_window;
+
+/* Runs of one call of write(). */
+#define KVP_NET_RUNS_MAX 31u
+
+/* A write into a window of the peer. */
+struct kvp_net_run {
+	const struct kvp_net_key *key;
+	const void *from; /* in memory() */
+	uint64_t offset;  /* in the window; the caller has compared it with the window's size */
+	uint32_t bytes;
+};
+
+/* Writes, and the message that arrives behind the last of them. */
+struct kvp_net_write {
+	const struct kvp_net_run *runs; /* [n], copied, like the keys */
+	uint32_t n;                     /* at least 1 */
+	const void *hdr;
+	size_t hdr_bytes;
+	void *req; /* as of send(), never NULL */
+};
+
 /* Of the verbs transport; kvp_net_verbs_defaults() fills it. */
 struct kvp_net_verbs_config {
 	const char *devices; /* names separated by commas, a rail each; "": a choice */
@@ -196,6 +226,29 @@ struct kvp_net_ops {
 	int (*expose)(struct kvp_net *net, void *place, size_t bytes, struct kvp_net_key *key);
 	/* Like send(), with a payload, into the place of a key that came from that peer. */
 	int (*put)(struct kvp_net *net, struct kvp_net_ep *ep, const struct kvp_net_put *put);
+
+	/* ---- of those among them that let peers write into other memory too; NULL: they do not */
+
+	/* Makes memory known, at most 4 GiB less a byte. The one call that takes time in proportion
+	 * to its bytes. 0, or negative errno with words in `err`. */
+	int (*region_add)(struct kvp_net *net, const struct kvp_net_span *span,
+			  struct kvp_net_region **out, char *err, size_t err_bytes);
+	/* No window of it is left. */
+	void (*region_remove)(struct kvp_net *net, struct kvp_net_region *region);
+	/* Makes a key for writes into the region, which window_key() has once the device knows it.
+	 * 0; -EAGAIN: not now; -ENOBUFS: as many windows as there may be; other: it cannot. */
+	int (*window_open)(struct kvp_net *net, struct kvp_net_region *region,
+			   struct kvp_net_window **out);
+	/* 0: the window is open; -EAGAIN: not yet; other: it never will be. */
+	int (*window_key)(struct kvp_net *net, const struct kvp_net_window *window,
+			  struct kvp_net_key *key);
+	/* Closes it, whatever its state. 0: nobody can write through it any more, not even what was
+	 * under way, and the pointer is dead; -EAGAIN: call again after progress(). A peer that
+	 * writes through a closed window loses its connection. */
+	int (*window_close)(struct kvp_net *net, struct kvp_net_window *window);
+	/* Like put(): all of the runs and the message, or nothing. At most write_max() runs. */
+	int (*write)(struct kvp_net *net, struct kvp_net_ep *ep, const struct kvp_net_write *write);
+	uint32_t (*write_max)(struct kvp_net *net);
 
 	/* Does what can be done now; returns how many things happened. */
 	int (*progress)(struct kvp_net *net);

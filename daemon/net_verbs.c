@@ -182,6 +182,7 @@ static int verbs_progress(struct kvp_net *net)
 		n += disarm(net);
 	flush(net);
 	n += poll_completions(net);
+	n += kvp_vb_direct_turn(net);
 	if (net->now_ns - net->tick_ns >= KVP_VB_TICK_NS)
 		n += tick(net);
 	else if (net->n_connecting > 0 && net->config.rdma_cm)
@@ -198,7 +199,7 @@ static int verbs_progress(struct kvp_net *net)
 static int verbs_arm(struct kvp_net *net)
 {
 	flush(net);
-	if (!TAILQ_EMPTY(&net->done_ops) || net->n_tell > 0)
+	if (!TAILQ_EMPTY(&net->done_ops) || net->n_tell > 0 || kvp_vb_direct_busy(net))
 		return -EBUSY;
 	for (unsigned i = 0; i < net->n_rails; i++) {
 		if (ibv_req_notify_cq(net->rails[i].cq, 0) != 0)
@@ -259,6 +260,7 @@ static void describe(struct kvp_net *net)
 
 static void verbs_free(struct kvp_net *net)
 {
+	kvp_vb_direct_fini(net);
 	kvp_vb_memory_fini(net);
 	for (unsigned i = 0; i < net->n_rails; i++)
 		kvp_vb_rail_close(&net->rails[i]);
@@ -308,6 +310,7 @@ static int verbs_open(struct kvp_net **out, const struct kvp_net_config *config,
 	TAILQ_INIT(&net->dirty);
 	TAILQ_INIT(&net->eps);
 	TAILQ_INIT(&net->ins);
+	kvp_vb_direct_init(net);
 	kvp_net_verbs_defaults(&net->config);
 	if (config->verbs)
 		net->config = *config->verbs;
@@ -437,6 +440,13 @@ const struct kvp_net_ops kvp_net_verbs = {
 	.memory = kvp_vb_memory,
 	.expose = kvp_vb_expose,
 	.put = kvp_vb_put,
+	.region_add = kvp_vb_region_add,
+	.region_remove = kvp_vb_region_remove,
+	.window_open = kvp_vb_window_open,
+	.window_key = kvp_vb_window_key,
+	.window_close = kvp_vb_window_close,
+	.write = kvp_vb_write,
+	.write_max = kvp_vb_write_max,
 	.progress = verbs_progress,
 	.arm = verbs_arm,
 	.fd = verbs_fd,

@@ -44,6 +44,9 @@
 #define KVP_VB_OPS 1024u
 #define KVP_VB_REGIONS 64u
 #define KVP_VB_PLACES 4096u
+#define KVP_VB_WINDOWS 4096u
+/* Windows that are being bound or unbound at a time, on a rail. */
+#define KVP_VB_BIND_DEPTH 64u
 #define KVP_VB_ID_BYTES 16u
 /* The other direction of a connection: few are under way at once. */
 #define KVP_VB_BACK_DEPTH 8u
@@ -161,6 +164,13 @@ struct kvp_vb_datagram {
 };
 _Static_assert(sizeof(struct kvp_vb_datagram) <= KVP_VB_UD_BYTES, "fits");
 
+/* The queue pair that binds memory windows: connected to itself, so that it outlives peers. */
+struct kvp_vb_binder {
+	struct ibv_cq *cq; /* owned, polled while something is pending */
+	struct ibv_qp *qp; /* owned; NULL: not needed yet, or lost */
+	unsigned n_pending;
+};
+
 enum kvp_vb_state {
 	KVP_VB_CONNECTING, /* until the reply, a rejection or KVP_VB_CONNECT_NS */
 	KVP_VB_OPEN,       /* until it fails or is ended */
@@ -170,6 +180,7 @@ enum kvp_vb_state {
 
 struct kvp_vb_rail {
 	struct kvp_net *net; /* borrowed, outlives it */
+	struct kvp_vb_binder binder;
 	unsigned idx;
 	struct kvp_nic nic;
 	struct ibv_context *context; /* owned, like all of these */
@@ -251,6 +262,14 @@ enum kvp_vb_item_state {
 	KVP_VB_AGAIN,   /* in ep->again; until a connection has room */
 };
 
+/* A write into a window of the peer. */
+struct kvp_vb_run {
+	const void *from;
+	uint64_t remote;
+	uint32_t bytes;
+	uint32_t rkey[KVP_VB_RAILS]; /* by rail of the receiver */
+};
+
 /* A message of an endpoint, with what is needed to send it again. */
 struct kvp_vb_item {
 	struct kvp_net_ep *ep;
@@ -263,6 +282,8 @@ struct kvp_vb_item {
 	bool whole;
 	const void *payload;
 	uint32_t bytes;
+	uint32_t n_runs;         /* of direct writes, in the place of a payload */
+	struct kvp_vb_run *runs; /* owned [KVP_NET_RUNS_MAX]; NULL: never needed */
 	uint64_t offset;
 	struct kvp_vb_key key;
 	unsigned char hdr[KVP_NET_HDR_MAX];
@@ -350,6 +371,34 @@ struct kvp_vb_region {
 	bool device; /* a GPU's memory: the processor must not read what lies there */
 };
 
+/* Memory of a client. */
+struct kvp_net_region {
+	uint64_t addr; /* that peers name */
+	size_t bytes;
+	struct ibv_mr *mr[KVP_VB_RAILS]; /* owned; NULL: a dma-buf, or a dead rail */
+	int dmabuf_fd; /* owned; -1: host memory. Each window registers it for itself */
+	uint64_t dmabuf_offset;
+};
+
+enum kvp_vb_window_state {
+	KVP_VB_WINDOW_IDLE, /* nobody can write */
+	KVP_VB_WINDOW_BINDING,
+	KVP_VB_WINDOW_BOUND,
+	KVP_VB_WINDOW_UNBINDING,
+	KVP_VB_WINDOW_LOST, /* nobody can write: a device has refused, or let go */
+};
+
+struct kvp_net_window {
+	enum kvp_vb_window_state state;
+	bool failed;                      /* LOST once nothing is pending */
+	uint32_t pending;                 /* rails that have not answered, a bit each */
+	struct ibv_mw *mw[KVP_VB_RAILS];  /* owned, bound again and again; NULL: none */
+	struct ibv_mr *mr[KVP_VB_RAILS];  /* owned: of a dma-buf, in the place of windows */
+	struct kvp_net_region *region;    /* borrowed while not idle */
+	TAILQ_ENTRY(kvp_net_window) link; /* in net->windows or net->idle_windows */
+};
+TAILQ_HEAD(kvp_vb_windows, kvp_net_window);
+
 struct kvp_vb_place {
 	uint8_t *base;
 	size_t bytes;
@@ -382,6 +431,8 @@ struct kvp_net {
 	uint32_t n_regions;
 	struct kvp_vb_place *places; /* owned [KVP_VB_PLACES] */
 	uint32_t n_places;
+	struct kvp_vb_windows windows, idle_windows;
+	uint32_t n_windows, n_windows_max;
 	struct kvp_vb_address address;
 	bool closing; /* nothing is received any more */
 	bool broken;  /* some of ins are */
@@ -417,6 +468,25 @@ int kvp_vb_expose(struct kvp_net *net, void *place, size_t bytes, struct kvp_net
 /* The region that these bytes lie in, or NULL. */
 const struct kvp_vb_region *kvp_vb_region(const struct kvp_net *net, const void *at, size_t bytes);
 void kvp_vb_memory_fini(struct kvp_net *net);
+
+/* net_verbs_direct.c: windows into memory of clients, and writes through them */
+void kvp_vb_direct_init(struct kvp_net *net);
+void kvp_vb_direct_fini(struct kvp_net *net);
+int kvp_vb_direct_turn(struct kvp_net *net);
+/* Is a window being bound or unbound? Nothing would wake us then. */
+bool kvp_vb_direct_busy(const struct kvp_net *net);
+int kvp_vb_region_add(struct kvp_net *net, const struct kvp_net_span *span,
+		      struct kvp_net_region **out, char *err, size_t err_bytes);
+void kvp_vb_region_remove(struct kvp_net *net, struct kvp_net_region *region);
+int kvp_vb_window_open(struct kvp_net *net, struct kvp_net_region *region,
+		       struct kvp_net_window **out);
+int kvp_vb_window_key(struct kvp_net *net, const struct kvp_net_window *window,
+		      struct kvp_net_key *key);
+int kvp_vb_window_close(struct kvp_net *net, struct kvp_net_window *window);
+uint32_t kvp_vb_write_max(struct kvp_net *net);
+int kvp_vb_write(struct kvp_net *net, struct kvp_net_ep *ep, const struct kvp_net_write *write);
+/* Posts an item's runs, behind which its message goes. */
+int kvp_vb_post_runs(struct kvp_vb_conn *conn, const struct kvp_vb_item *item);
 
 /* net_verbs_conn.c: one connection */
 /* `ep` or `in` is its owner. */
@@ -512,6 +582,10 @@ int kvp_vb_put(struct kvp_net *net, struct kvp_net_ep *ep, const struct kvp_net_
 /* Posts an item, which was never posted or not received. -EAGAIN: no room; else it is posted, or
  * its connection has failed under it. */
 int kvp_vb_item_post(struct kvp_vb_item *item);
+/* The next item of the endpoint, to be filled and given to kvp_vb_item_send(); as send(). */
+int kvp_vb_item_begin(struct kvp_net_ep *ep, const struct kvp_net_write *write,
+		      struct kvp_vb_item **out);
+int kvp_vb_item_send(struct kvp_vb_item *item);
 /* The item is over. */
 void kvp_vb_item_end(struct kvp_vb_item *item, int status);
 /* Of the queue pairs: a request with an item is over. */

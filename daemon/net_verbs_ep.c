@@ -120,6 +120,8 @@ static int connect_first(struct kvp_net_ep *ep)
 
 static void ep_free(struct kvp_net_ep *ep)
 {
+	for (uint32_t i = 0; ep->items && i < ep->window; i++)
+		free(ep->items[i].runs);
 	free(ep->items);
 	free(ep);
 }

@@ -179,8 +179,9 @@ static int post_message(struct kvp_vb_conn *conn, struct kvp_vb_item *item)
 		.hdr_bytes = item->hdr_bytes,
 		.seq = (uint32_t)item->seq,
 	};
+	int r = kvp_vb_post_runs(conn, item);
 
-	return add_send(conn, &frame, item->hdr, item);
+	return r == 0 ? add_send(conn, &frame, item->hdr, item) : r;
 }
 
 static uint32_t rkey_of(const struct kvp_vb_conn *conn, const struct kvp_vb_item *item)
@@ -241,7 +242,7 @@ static int post_part(struct kvp_vb_conn *conn, struct kvp_vb_item *item,
 int kvp_vb_item_post(struct kvp_vb_item *item)
 {
 	bool part = item->payload && !item->whole;
-	struct kvp_vb_conn *conn = kvp_vb_ep_pick(item->ep, part ? 2 : 1);
+	struct kvp_vb_conn *conn = kvp_vb_ep_pick(item->ep, item->n_runs + (part ? 2 : 1));
 	struct ibv_sge sge;
 	int r = conn ? 0 : -EAGAIN;
 
@@ -318,13 +319,14 @@ static struct kvp_vb_item *next_item(struct kvp_net_ep *ep, const void *hdr, siz
 	item->seq = ep->next_seq;
 	item->payload = NULL;
 	item->bytes = 0;
+	item->n_runs = 0;
 	item->hdr_bytes = (uint16_t)hdr_bytes;
 	memcpy(item->hdr, hdr, hdr_bytes);
 	return item;
 }
 
 /* Posts it, or forgets it. */
-static int post(struct kvp_vb_item *item)
+int kvp_vb_item_send(struct kvp_vb_item *item)
 {
 	struct kvp_net_ep *ep = item->ep;
 	int r = kvp_vb_item_post(item);
@@ -338,6 +340,24 @@ static int post(struct kvp_vb_item *item)
 	ep->net->stats.sent_messages++;
 	ep->net->stats.sent_bytes += item->bytes;
 	return 0;
+}
+
+int kvp_vb_item_begin(struct kvp_net_ep *ep, const struct kvp_net_write *write,
+		      struct kvp_vb_item **out)
+{
+	struct kvp_vb_item *item;
+	int r = sendable(ep);
+
+	if (r < 0)
+		return r;
+	item = next_item(ep, write->hdr, write->hdr_bytes);
+	if (!item->runs)
+		item->runs = calloc(KVP_NET_RUNS_MAX, sizeof(*item->runs));
+	if (!item->runs)
+		return -ENOMEM;
+	item->op = op_take(ep->net, write->req);
+	*out = item;
+	return item->op ? 0 : -EAGAIN;
 }
 
 int kvp_vb_send(struct kvp_net *net, struct kvp_net_ep *ep, const void *hdr, size_t hdr_bytes,
@@ -357,7 +377,7 @@ int kvp_vb_send(struct kvp_net *net, struct kvp_net_ep *ep, const void *hdr, siz
 		if (!item->op)
 			return -EAGAIN;
 	}
-	return post(item);
+	return kvp_vb_item_send(item);
 }
 
 int kvp_vb_put(struct kvp_net *net, struct kvp_net_ep *ep, const struct kvp_net_put *put)
@@ -383,7 +403,7 @@ int kvp_vb_put(struct kvp_net *net, struct kvp_net_ep *ep, const struct kvp_net_
 	memcpy(&item->key, put->key, sizeof(item->key));
 	item->whole = put->whole && !(item->key.idx & KVP_VB_APART) &&
 		      put->hdr_bytes <= sizeof(((struct kvp_vb_tail *)NULL)->hdr);
-	return post(item);
+	return kvp_vb_item_send(item);
 }
 
 /* ---- doorbells */

@@ -142,7 +142,7 @@ struct kvp_room_leg_view {
 	uint64_t generation;
 	char peer[64];
 	const char *state;      /* "offered", "accepted", "moving", "ended" ... */
-	const char *mode;       /* "local", "landing", "none" */
+	const char *mode;       /* "local", "landing", "direct", "direct+landing", "none" */
 	const char *waits_text; /* what the leg itself waits for, "": its room says */
 	uint64_t waits_since_ns;
 };
@@ -166,12 +166,14 @@ struct kvp_room_view {
 	uint64_t waits_since_ns;
 	const char *waits_text; /* in words, static */
 	const char *verdict;    /* "engine", "us", "peer", "network", "ok" */
-	const char *mode;       /* "local", "landing", "" */
+	const char *mode;       /* "local", "landing", "direct", "direct+landing", "" */
+	const char *fell_back;  /* why a piece was not written directly, in words, or "" */
 	uint64_t offered_ns, accepted_ns, first_want_ns, first_grant_ns, first_data_ns,
 		last_landed_ns, complete_ns, failed_ns, released_ns; /* 0: not reached */
 	uint64_t first_chunk_ns, first_fence_ns, first_packed_ns, first_unpack_ns;
 	uint64_t pieces, bytes, raw_rows, gather_ns;
-	uint64_t pages_held; /* destination, unreleased */
+	uint64_t direct_pieces, direct_bytes; /* of those */
+	uint64_t pages_held;                  /* destination, unreleased */
 	uint32_t pool_client_id;
 	uint32_t n_legs;
 	uint64_t id; /* unique in this daemon */

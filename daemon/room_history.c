@@ -30,6 +30,7 @@ static const struct wait_info lane_waits[KVP_WAITS_N] = {
 	[KVP_WAITS_DATA] = { "data", "granted, the data has not come", "network" },
 	[KVP_WAITS_HELD] = { "test point", "kept at a test point", "us" },
 	[KVP_WAITS_GPU] = { "gpu", "the GPU has not finished a move", "us" },
+	[KVP_WAITS_MEMORY] = { "memory", "the pool is being made known to the RDMA device", "us" },
 };
 
 static const struct wait_info room_waits[KVP_ROOM_WAITS_N - KVP_ROOM_WAITS_PEER] = {
@@ -121,11 +122,21 @@ static const char *status_verdict(const struct kvp_room *room)
 /* ---- copies ------------------------------------------------------------------------------------
  */
 
-static const char *leg_mode(bool data, bool local)
+/* How bytes get from or to another daemon; the lane counts by room. */
+static const char *moved_mode(const struct kvp_room *room)
+{
+	uint32_t moved = atomic_load(&room->board.moved);
+
+	if (!(moved & KVP_MOVED_DIRECT))
+		return "landing";
+	return moved & KVP_MOVED_LANDING ? "direct+landing" : "direct";
+}
+
+static const char *leg_mode(const struct kvp_room *room, bool data, bool local)
 {
 	if (!data)
 		return "none";
-	return local ? "local" : "landing";
+	return local ? "local" : moved_mode(room);
 }
 
 /* Before the sender has accepted it may be on another lane of this daemon. */
@@ -135,7 +146,7 @@ static bool dleg_local(const struct kvp_dleg *leg)
 	       (leg->state != KVP_DLEG_ACCEPTED && leg->peer && kvp_peer_is_self(leg->peer));
 }
 
-/* "landing" as soon as one leg needs it. */
+/* "local" if all of it is. */
 static const char *room_mode(const struct kvp_room *room)
 {
 	const struct kvp_sleg *sleg;
@@ -144,13 +155,13 @@ static const char *room_mode(const struct kvp_room *room)
 	if (room->key.is_dest) {
 		for (uint32_t i = 0; i < room->dest.n_legs; i++)
 			if (room->dest.legs[i].data && room->dest.legs[i].peer &&
-			    strcmp(mode, "landing") != 0)
-				mode = leg_mode(true, dleg_local(&room->dest.legs[i]));
+			    (!mode[0] || strcmp(mode, "local") == 0))
+				mode = leg_mode(room, true, dleg_local(&room->dest.legs[i]));
 		return mode;
 	}
 	DL_FOREACH2 (room->send.legs, sleg, rnext) {
-		if (sleg->data && strcmp(mode, "landing") != 0)
-			mode = leg_mode(true, sleg->local);
+		if (sleg->data && (!mode[0] || strcmp(mode, "local") == 0))
+			mode = leg_mode(room, true, sleg->local);
 	}
 	return mode;
 }
@@ -169,6 +180,9 @@ static void view_board(const struct kvp_board *board, struct kvp_room_view *view
 	view->bytes = atomic_load(&board->bytes);
 	view->raw_rows = atomic_load(&board->raw_rows);
 	view->gather_ns = atomic_load(&board->gather_ns);
+	view->direct_pieces = atomic_load(&board->direct_pieces);
+	view->direct_bytes = atomic_load(&board->direct_bytes);
+	view->fell_back = kvp_why_text((enum kvp_why)atomic_load(&board->fell_back));
 }
 
 static void view_names(const struct kvp_room *room, struct kvp_room_view *view)
@@ -302,7 +316,7 @@ static void dleg_view(const struct kvp_dleg *leg, struct kvp_room_leg_view *out)
 		.state = leg->over      ? "aborted by the sender"
 			 : leg->drained ? "drained"
 					: states[leg->state],
-		.mode = leg_mode(leg->data, dleg_local(leg)),
+		.mode = leg_mode(leg->room, leg->data, dleg_local(leg)),
 		.waits_text = over ? "" : waits[leg->state],
 		.waits_since_ns = leg->since_ns,
 	};
@@ -328,7 +342,7 @@ static void sleg_view(const struct kvp_sleg *leg, struct kvp_room_leg_view *out)
 		.dest = leg->dest,
 		.generation = leg->generation,
 		.state = leg->over ? "aborted by the destination" : states[leg->state],
-		.mode = leg_mode(leg->data, leg->local),
+		.mode = leg_mode(leg->room, leg->data, leg->local),
 		.waits_text = leg->over ? "" : waits[leg->state],
 		.waits_since_ns = leg->since_ns,
 	};

@@ -184,6 +184,7 @@ static void dest_lane_due(const struct kvp_room *room, struct due *due)
 			  seconds(timers->open_ns));
 		break;
 	case KVP_WAITS_LAND_SLOT:
+	case KVP_WAITS_MEMORY:
 	case KVP_WAITS_DATA:
 	case KVP_WAITS_HELD:
 	case KVP_WAITS_GPU:

@@ -58,6 +58,8 @@ struct kvp_rx_piece *kvp_rx_piece_take(struct kvp_lane *lane)
 void kvp_rx_piece_put(struct kvp_lane *lane, struct kvp_rx_piece *piece)
 {
 	lane->rx_live--;
+	piece->token = 0;
+	piece->direct = false;
 	TAILQ_INSERT_HEAD(&lane->rx_free, piece, order);
 }
 
@@ -106,6 +108,12 @@ static bool piece_at_risk(struct kvp_rx_leg *leg, struct kvp_rx_piece *piece)
 	if (!net || !net->put || !leg->link || leg->returned)
 		return false;
 
+	if (piece->direct) {
+		piece->risk = leg->rx;
+		leg->rx->n_risk++;
+		if (leg->link->telling == piece)
+			leg->link->telling = NULL; /* it is never written: RETURN follows */
+	}
 	piece->state = KVP_RX_AT_RISK;
 	piece->leg = NULL;
 	piece->link = leg->link;
@@ -113,6 +121,14 @@ static bool piece_at_risk(struct kvp_rx_leg *leg, struct kvp_rx_piece *piece)
 	piece->sender = leg->sender;
 	TAILQ_INSERT_TAIL(&leg->link->at_risk, piece, queue);
 	return true;
+}
+
+void kvp_rx_risk_over(struct kvp_lane *lane, struct kvp_rx_piece *piece)
+{
+	TAILQ_REMOVE(&piece->link->at_risk, piece, queue);
+	kvp_rx_direct_over(piece->link, piece);
+	kvp_rx_slot_put(lane, piece);
+	kvp_rx_piece_put(lane, piece);
 }
 
 void kvp_rx_safe(struct kvp_link *link, uint64_t generation, uint32_t sender)
@@ -123,9 +139,7 @@ void kvp_rx_safe(struct kvp_link *link, uint64_t generation, uint32_t sender)
 		next = TAILQ_NEXT(piece, queue);
 		if (generation && (piece->generation != generation || piece->sender != sender))
 			continue;
-		TAILQ_REMOVE(&link->at_risk, piece, queue);
-		kvp_rx_slot_put(link->lane, piece);
-		kvp_rx_piece_put(link->lane, piece);
+		kvp_rx_risk_over(link->lane, piece);
 	}
 }
 
@@ -143,6 +157,7 @@ static void piece_drop(struct kvp_rx_leg *leg, struct kvp_rx_piece *piece)
 		rx->n_granted--;
 		if (piece_at_risk(leg, piece))
 			return;
+		kvp_rx_direct_over(leg->link, piece);
 		break;
 	case KVP_RX_HERE:
 		rx->n_here--;
@@ -259,6 +274,7 @@ static struct kvp_rx *rx_create(const struct kvp_order_rx *order)
 	rx->blobs[order->n_segments].sender = UINT32_MAX;
 	rx->blobs_left = order->n_segments + (order->meta_from >= 0);
 	TAILQ_INIT(&rx->legs);
+	TAILQ_INIT(&rx->windows);
 	return rx;
 }
 
@@ -351,8 +367,10 @@ void kvp_rx_leg_add(struct kvp_lane *lane, struct kvp_order_rx_leg *order)
 
 	leg->rx = rx;
 	leg->link = link;
-	if (link)
+	if (link) {
 		TAILQ_INSERT_TAIL(&link->rx_legs, leg, link_link);
+		kvp_direct_pool_want(lane, rx->pool);
+	}
 	TAILQ_INSERT_TAIL(&rx->legs, leg, rx_link);
 	rx->n_legs++;
 	free(order);
@@ -381,10 +399,20 @@ void kvp_rx_leave(struct kvp_rx *rx)
 	kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
 }
 
+void kvp_rx_depart(struct kvp_rx *rx)
+{
+	struct kvp_lane *lane = rx->lane;
+
+	if (kvp_mover_over(&lane->mover, rx->ticket))
+		kvp_rx_leave(rx);
+	else
+		TAILQ_INSERT_TAIL(&lane->leaving_rxs, rx, dirty_link);
+}
+
 /*
  * Quiet at once, or when the GPU has passed what was launched: scatters of the processor run to
  * their end within a turn, and what the transport still writes goes into slots that are kept until
- * it is done.
+ * it is done. Where senders write into the pool by themselves, when none of them can any more.
  */
 void kvp_rx_end(struct kvp_lane *lane, uint64_t generation)
 {
@@ -400,10 +428,8 @@ void kvp_rx_end(struct kvp_lane *lane, uint64_t generation)
 		TAILQ_REMOVE(&lane->dirty_rxs, rx, dirty_link);
 	kvp_table_remove(&lane->rxs, &rx->node);
 	rx->ticket = lane->mover.last;
-	if (kvp_mover_over(&lane->mover, rx->ticket))
-		kvp_rx_leave(rx);
-	else
-		TAILQ_INSERT_TAIL(&lane->leaving_rxs, rx, dirty_link);
+	if (!kvp_rx_take_back(rx))
+		kvp_rx_depart(rx);
 }
 
 /* ---- progress -------------------------------------------------------------------------------- */
@@ -452,6 +478,19 @@ static void rx_complete(struct kvp_rx *rx)
 	kvp_board_post(board, rx->lane->config.loop, KVP_BOARD_COMPLETE);
 }
 
+/* What keeps a want without a grant. */
+static enum kvp_wait queued_wait(const struct kvp_rx *rx)
+{
+	const struct kvp_direct_pool *direct = rx->pool->direct;
+
+	if (kvp_lane_held(rx->lane, KVP_HOLD_GRANT))
+		return KVP_WAITS_HELD;
+	return direct && direct->state == KVP_DIRECT_PENDING &&
+			       rx->lane->config.mode == KVP_DATA_DIRECT
+		       ? KVP_WAITS_MEMORY
+		       : KVP_WAITS_LAND_SLOT;
+}
+
 static enum kvp_wait rx_wait(const struct kvp_rx *rx)
 {
 	if (rx->failed || rx->complete)
@@ -463,8 +502,7 @@ static enum kvp_wait rx_wait(const struct kvp_rx *rx)
 	if (rx->n_granted)
 		return KVP_WAITS_DATA;
 	if (rx->n_queued)
-		return kvp_lane_held(rx->lane, KVP_HOLD_GRANT) ? KVP_WAITS_HELD
-							       : KVP_WAITS_LAND_SLOT;
+		return queued_wait(rx);
 	return KVP_WAITS_SENDER;
 }
 
@@ -473,6 +511,12 @@ void kvp_rx_settle(struct kvp_rx *rx)
 	struct kvp_lane *lane = rx->lane;
 	struct kvp_board *board = rx->order->board;
 
+	if (rx->unable)
+		kvp_rx_fail(rx, KVP__STATUS__STATUS_UNSUPPORTED, "data.mode is direct, but %s%s%s",
+			    kvp_why_text(rx->unable),
+			    rx->unable == KVP_WHY_MEMORY && rx->pool->direct ? ": " : "",
+			    rx->unable == KVP_WHY_MEMORY && rx->pool->direct ? rx->pool->direct->err
+									     : "");
 	if (rx->moved && !rx->failed) {
 		atomic_store_explicit(&board->arrived, arrived(rx), memory_order_release);
 		kvp_board_progress(board, lane->now_ns);
@@ -562,6 +606,7 @@ static int leg_want(struct kvp_rx_leg *leg, const struct kvp_wire_want *want)
 
 	piece->leg = leg;
 	piece->cookie = want->cookie;
+	piece->may_direct = want->direct;
 	piece->since_ns = lane->now_ns;
 	TAILQ_INSERT_TAIL(&leg->order, piece, order);
 	leg->n_order++;

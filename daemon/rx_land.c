@@ -21,13 +21,19 @@ void kvp_rx_piece_grant(struct kvp_rx_leg *leg, struct kvp_slot *slot, uint64_t 
 	rx->n_queued--;
 	leg->link->wants_queued--;
 	rx->n_granted++;
-	slot->token = token;
-	slot->user = piece;
-	piece->slot = slot;
-	piece->share = leg->link->share;
-	piece->share->refs++;
-	piece->share->land_slots++;
 	piece->state = KVP_RX_GRANTED;
+	if (slot) {
+		slot->token = token;
+		slot->user = piece;
+		piece->slot = slot;
+		piece->share = leg->link->share;
+		piece->share->refs++;
+		piece->share->land_slots++;
+	} else {
+		piece->token = token;
+	}
+	atomic_fetch_or_explicit(&rx->order->board->moved,
+				 slot ? KVP_MOVED_LANDING : KVP_MOVED_DIRECT, memory_order_relaxed);
 	kvp_board_once(&rx->order->board->first_grant_ns, rx->lane->now_ns);
 	kvp_rx_dirty(rx);
 }
@@ -43,15 +49,22 @@ static uint32_t key_of(const struct kvp_lane *lane, const struct kvp_rx_piece *p
 
 static bool piece_grant(struct kvp_rx_leg *leg)
 {
-	const struct kvp_rx_piece *piece = TAILQ_FIRST(&leg->queued);
+	struct kvp_rx_piece *piece = TAILQ_FIRST(&leg->queued);
 	const struct kvp_rx *rx = leg->rx;
 	struct kvp_lane *lane = rx->lane;
 	struct kvp_slot *slot;
 	struct kvp_wire_grant msg;
+	int r = kvp_rx_direct(leg, piece);
 
-	slot = kvp_ring_take(&lane->land, rx->pool->order->owner_uid, lane->now_ns);
-	if (!slot)
+	if (r != 0)
+		return r > 0;
+	if (leg->link->share->land_slots >= KVP_MAX(lane->land.n / 4, 1u))
 		return false;
+	slot = kvp_ring_take(&lane->land, rx->pool->order->owner_uid, lane->now_ns);
+	if (!slot) {
+		lane->counts.slot_waits++;
+		return false;
+	}
 
 	msg = (struct kvp_wire_grant){
 		.head = kvp_wire_head(KVP_WIRE_GRANT),
@@ -93,14 +106,14 @@ static void share_turn(struct kvp_share *share, struct kvp_rx_leg *served)
  */
 static bool share_grant(struct kvp_lane *lane, struct kvp_share *share)
 {
-	uint32_t most = KVP_MAX(lane->land.n / 4, 1u);
 	struct kvp_rx_leg *leg;
 
-	if (share->land_slots >= most)
+	/* Without direct mode nothing goes without a slot. */
+	if (!kvp_lane_direct(lane) && share->land_slots >= KVP_MAX(lane->land.n / 4, 1u))
 		return false;
 
 	TAILQ_FOREACH (leg, &share->legs, share_link) {
-		if (!kvp_link_open(leg->link) || !piece_grant(leg))
+		if (!kvp_link_open(leg->link) || leg->link->telling || !piece_grant(leg))
 			continue;
 
 		share_turn(share, leg);
@@ -121,7 +134,7 @@ uint32_t kvp_rx_grants(struct kvp_lane *lane)
 		return 0;
 
 	while (misses < lane->shares_by_id.n && (share = TAILQ_FIRST(&lane->shares))) {
-		if (lane->land.n_free == 0) {
+		if (lane->land.n_free == 0 && !kvp_lane_direct(lane)) {
 			lane->counts.slot_waits++;
 			break;
 		}
@@ -184,14 +197,6 @@ static bool row_expected(struct kvp_lane *lane, struct kvp_rx_piece *piece,
 	return true;
 }
 
-/* The data came for nobody, and after it nothing comes. */
-static void risk_over(struct kvp_lane *lane, struct kvp_rx_piece *piece)
-{
-	TAILQ_REMOVE(&piece->link->at_risk, piece, queue);
-	kvp_rx_slot_put(lane, piece);
-	kvp_rx_piece_put(lane, piece);
-}
-
 /* Where a message's payload goes; NULL: nowhere. */
 void *kvp_rx_message(struct kvp_lane *lane, const struct kvp_wire_data *msg, size_t bytes)
 {
@@ -200,7 +205,7 @@ void *kvp_rx_message(struct kvp_lane *lane, const struct kvp_wire_data *msg, siz
 
 	/* Rows that come one by one are followed by a RETURN. */
 	if (piece && piece->state == KVP_RX_AT_RISK && bytes == piece->bytes) {
-		risk_over(lane, piece);
+		kvp_rx_risk_over(lane, piece); /* it came for nobody, and after it nothing comes */
 		piece = NULL;
 	}
 	if (!piece || piece->state != KVP_RX_GRANTED ||
@@ -380,7 +385,7 @@ uint32_t kvp_rx_scatters(struct kvp_lane *lane)
 
 /* ---- into the pool --------------------------------------------------------------------------- */
 
-static uint8_t *segment_place(const struct kvp_rx *rx, uint32_t idx)
+uint8_t *kvp_rx_segment_place(const struct kvp_rx *rx, uint32_t idx)
 {
 	const struct kvp_lane_segment *segment = &rx->order->segments[idx];
 	const struct kvp_order_pool *pool = rx->pool->order;
@@ -416,7 +421,7 @@ int kvp_rx_scatter(struct kvp_rx_leg *leg, const struct kvp_rx_piece *piece, con
 		return scatter_rows(leg, piece, from, ticket);
 	case KVP_WIRE_SEGMENT:
 		return kvp_mover_bytes(&rx->lane->mover, from,
-				       segment_place(rx, piece->segment) + piece->start,
+				       kvp_rx_segment_place(rx, piece->segment) + piece->start,
 				       piece->bytes, ticket);
 	case KVP_WIRE_META: /* host memory on both ends */
 		memcpy(rx->order->meta + piece->start, from, piece->bytes);

@@ -418,6 +418,7 @@ static void leg_free(struct kvp_tx_leg *leg)
 	if (leg->link)
 		TAILQ_REMOVE(&leg->link->tx_legs, leg, link_link);
 	TAILQ_REMOVE(&leg->tx->legs, leg, tx_link);
+	free(leg->windows);
 	kvp_order_free(&leg->order->order);
 	free(leg);
 }

@@ -145,6 +145,7 @@ void kvp_tx_describe(const struct kvp_tx_leg *leg, struct kvp_wire_want *want, u
 		.pieces = leg->n_pieces,
 		.piece = leg->piece,
 		.last = chunk->last,
+		.direct = kvp_tx_can_direct(leg),
 	};
 	(void)leg_set(leg, chunk, want->entry_set);
 	if (leg->piece >= n_rows) {

@@ -214,6 +214,8 @@ static int piece_advance(struct kvp_tx_piece *piece, uint64_t *budget)
 	if (kvp_lane_held(lane, KVP_HOLD_SEND) ||
 	    !kvp_mover_over(&lane->mover, piece->slot->ticket))
 		return 0;
+	if (piece->direct)
+		return kvp_tx_direct(piece);
 	return kvp_tx_give(piece, kvp_slot_place(piece->slot, piece->kind), 0, piece->bytes) ? 1
 											     : -1;
 }
@@ -284,7 +286,9 @@ void kvp_tx_grant(struct kvp_lane *lane, const struct kvp_wire_grant *msg)
 	}
 
 	tx = piece->leg->tx;
-	if (msg->mode != KVP_WIRE_LANDING || piece->bytes == 0 || msg->slot_bytes < piece->bytes) {
+	if (piece->bytes == 0 || msg->slot_bytes < piece->bytes ||
+	    !(msg->mode == KVP_WIRE_DIRECT ? kvp_tx_direct_granted(piece, msg)
+					   : msg->mode == KVP_WIRE_LANDING)) {
 		kvp_tx_fail(tx, KVP__STATUS__STATUS_PROTOCOL,
 			    "destination %u granted %llu bytes in mode %u for a piece of %llu",
 			    piece->leg->order->dest, (unsigned long long)msg->slot_bytes, msg->mode,
@@ -304,6 +308,9 @@ void kvp_tx_grant(struct kvp_lane *lane, const struct kvp_wire_grant *msg)
 	tx->n_granted++;
 	TAILQ_INSERT_TAIL(&piece->leg->link->granted, piece, queue);
 	kvp_board_once(&tx->order->board->first_grant_ns, lane->now_ns);
+	atomic_fetch_or_explicit(&tx->order->board->moved,
+				 piece->direct ? KVP_MOVED_DIRECT : KVP_MOVED_LANDING,
+				 memory_order_relaxed);
 	kvp_tx_dirty(tx);
 }
 
@@ -335,6 +342,10 @@ void kvp_tx_landed(struct kvp_lane *lane, const struct kvp_wire_landed *msg)
 	}
 
 	piece->landed = true;
+	if (piece->direct) {
+		kvp_board_add(&board->direct_pieces, 1);
+		kvp_board_add(&board->direct_bytes, piece->bytes);
+	}
 	piece->chunk->to_land--;
 	kvp_board_add(&board->pieces, 1);
 	kvp_board_add(&board->bytes, piece->bytes);
@@ -487,6 +498,7 @@ void kvp_tx_leg_drop(struct kvp_tx_leg *leg)
 	for (piece = TAILQ_FIRST(&leg->order_list); piece; piece = next) {
 		next = TAILQ_NEXT(piece, order);
 		unused = piece_unwant(piece) || unused;
+		kvp_tx_runs_put(leg->link, piece);
 		if (piece->sends > 0) {
 			if (piece->slot)
 				piece_orphan(piece);

@@ -4,15 +4,18 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/queue.h>
 #include <unistd.h>
 
 #include "proto/util.h"
 
 #define GRH_BYTES 40u
+#define MW_RKEYS 0x10000u /* rkeys of windows begin here */
 #define N_MAX 256u
 
 struct fake_wr {
@@ -51,11 +54,22 @@ struct fake_qp {
 struct fake_mr {
 	struct ibv_mr mr;
 	int access;
+	uint8_t *bytes; /* where its addresses begin in this process */
+	size_t mapped;  /* a dma-buf's, from there on */
+};
+
+struct fake_mw {
+	struct ibv_mw mw;
+	uint32_t rkey;      /* that the device knows; the low byte changes with each binding */
+	struct fake_mr *mr; /* NULL: not bound */
+	uint64_t addr, bytes;
 };
 
 struct kvp_fake kvp_fake;
 static struct fake_qp *qps[N_MAX];
 static struct fake_mr *mrs[N_MAX];
+static struct fake_mw *mws[N_MAX];
+static bool holding_writes;
 #define DEVICE(n)                                                                                \
 	{                                                                                        \
 		.node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB, .name = "fake" #n, \
@@ -72,8 +86,23 @@ struct fake_context {
 };
 static LIST_HEAD(, fake_context) contexts = LIST_HEAD_INITIALIZER(contexts);
 
+/* One for all. It may be taken again by who has it. */
+static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+
+static void unlockp(int *unused)
+{
+	(void)unused;
+	(void)pthread_mutex_unlock(&lock); /* ours */
+}
+
+/* Until the end of the function. */
+#define LOCKED()                                                     \
+	KVP_CLEANUP(unlockp) int locked = pthread_mutex_lock(&lock); \
+	assert(locked == 0)
+
 void kvp_fake_reset(void)
 {
+	holding_writes = false;
 	kvp_fake = (struct kvp_fake){
 		.n_devices = 1,
 		.port_state = IBV_PORT_ACTIVE,
@@ -84,6 +113,7 @@ void kvp_fake_reset(void)
 		.n_cqs = kvp_fake.n_cqs,
 		.n_pds = kvp_fake.n_pds,
 		.n_contexts = kvp_fake.n_contexts,
+		.n_mws = kvp_fake.n_mws,
 	};
 }
 
@@ -138,14 +168,30 @@ static void lose(struct fake_qp *qp)
 	flush_receives(qp);
 }
 
-/* The key must be one of the device that is written through. */
-static bool may_write(const struct ibv_qp *to, uint32_t rkey, uint64_t addr, uint64_t bytes)
+static bool within(uint64_t addr, uint64_t bytes, uint64_t base, uint64_t length)
+{
+	return addr >= base && bytes <= length && addr - base <= length - bytes;
+}
+
+/* Where a write goes; NULL: nowhere. The key must be one of the device that is written through. */
+static uint8_t *place_of(const struct ibv_qp *to, uint32_t rkey, uint64_t addr, uint64_t bytes)
 {
 	struct fake_mr *mr = rkey > 0 && rkey <= N_MAX ? mrs[rkey - 1] : NULL;
-	uint64_t base = mr ? (uintptr_t)mr->mr.addr : 0;
+	struct fake_mw *mw = NULL;
 
-	return mr && mr->mr.context == to->context && mr->access & IBV_ACCESS_REMOTE_WRITE &&
-	       addr >= base && bytes <= mr->mr.length && addr - base <= mr->mr.length - bytes;
+	if (rkey >= MW_RKEYS && (rkey - MW_RKEYS) >> 8 < N_MAX)
+		mw = mws[(rkey - MW_RKEYS) >> 8];
+	if (mr && !(mr->access & IBV_ACCESS_REMOTE_WRITE))
+		mr = NULL;
+	if (mw && mw->rkey == rkey && mw->mr && within(addr, bytes, mw->addr, mw->bytes))
+		mr = mw->mr;
+	if (!mr || mr->mr.context != to->context ||
+	    !within(addr, bytes, (uintptr_t)mr->mr.addr, mr->mr.length)) {
+		kvp_fake.n_refused++;
+		return NULL;
+	}
+	kvp_fake.n_writes++;
+	return mr->bytes + (addr - (uintptr_t)mr->mr.addr);
 }
 
 static void gather(const struct ibv_send_wr *wr, uint8_t *out)
@@ -186,15 +232,19 @@ static enum ibv_wc_status run_write(struct fake_qp *to, const struct ibv_send_wr
 		.imm_data = wr->imm_data,
 		.byte_len = (uint32_t)bytes_of(wr),
 	};
+	uint8_t *place;
 
 	if (imm && !recv)
 		return IBV_WC_RNR_RETRY_EXC_ERR;
-	if (wc.byte_len > 0 &&
-	    !may_write(&to->qp, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr, wc.byte_len)) {
+	place = wc.byte_len > 0
+			? place_of(&to->qp, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr, wc.byte_len)
+			: NULL;
+	if (wc.byte_len > 0 && !place) {
 		lose(to);
 		return IBV_WC_REM_ACCESS_ERR;
 	}
-	gather(wr, (uint8_t *)(uintptr_t)wr->wr.rdma.remote_addr);
+	if (place)
+		gather(wr, place);
 	if (imm)
 		receive(to, recv, &wc);
 	return IBV_WC_SUCCESS;
@@ -227,6 +277,26 @@ static bool cut(const struct ibv_qp *qp)
 	return qp && kvp_fake.cut[qp->context->device - devices];
 }
 
+static enum ibv_wc_status run_bind(const struct ibv_send_wr *wr)
+{
+	struct fake_mw *mw = KVP_CONTAINER_OF(wr->bind_mw.mw, struct fake_mw, mw);
+	const struct ibv_mw_bind_info *info = &wr->bind_mw.bind_info;
+	struct fake_mr *mr = info->mr ? KVP_CONTAINER_OF(info->mr, struct fake_mr, mr) : NULL;
+
+	if (kvp_fake.fail_binding ||
+	    (info->length > 0 &&
+	     (!mr || !(mr->access & IBV_ACCESS_MW_BIND) ||
+	      !within(info->addr, info->length, (uintptr_t)mr->mr.addr, mr->mr.length))))
+		return IBV_WC_MW_BIND_ERR;
+
+	kvp_fake.n_binds++;
+	mw->rkey = wr->bind_mw.rkey;
+	mw->mr = info->length > 0 ? mr : NULL;
+	mw->addr = info->addr;
+	mw->bytes = info->length;
+	return IBV_WC_SUCCESS;
+}
+
 static enum ibv_wc_status run(struct fake_qp *qp, const struct fake_wr *send)
 {
 	bool datagram = qp->qp.qp_type == IBV_QPT_UD;
@@ -237,6 +307,8 @@ static enum ibv_wc_status run(struct fake_qp *qp, const struct fake_wr *send)
 	if ((send->number == kvp_fake.fail_at && !kvp_fake.fail_late) ||
 	    (kvp_fake.fail_writes && send->wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM))
 		return kvp_fake.fail_status;
+	if (send->wr.opcode == IBV_WR_BIND_MW)
+		return run_bind(&send->wr);
 	if (qp->loose || (datagram && (kvp_fake.drop_datagrams || !to || cut(to) || cut(&qp->qp))))
 		return IBV_WC_SUCCESS;
 	if (!to || cut(to) || cut(&qp->qp) || to->state == IBV_QPS_ERR || to->state < IBV_QPS_RTR)
@@ -246,13 +318,22 @@ static enum ibv_wc_status run(struct fake_qp *qp, const struct fake_wr *send)
 	return run_write(fake_of(to), &send->wr);
 }
 
+/* With the queue pair in the error state nothing waits. */
+static bool is_held(const struct fake_qp *qp, const struct fake_wr *send)
+{
+	return holding_writes && qp->qp.state != IBV_QPS_ERR && bytes_of(&send->wr) > 0 &&
+	       (send->wr.opcode == IBV_WR_RDMA_WRITE ||
+		send->wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM);
+}
+
 bool kvp_fake_step(struct ibv_qp *ibv)
 {
+	LOCKED();
 	struct fake_qp *qp = fake_of(ibv);
 	struct fake_wr *send = STAILQ_FIRST(&qp->sends);
 	struct ibv_wc wc = { .qp_num = ibv->qp_num };
 
-	if (!send)
+	if (!send || is_held(qp, send))
 		return false;
 
 	STAILQ_REMOVE_HEAD(&qp->sends, link);
@@ -262,7 +343,7 @@ bool kvp_fake_step(struct ibv_qp *ibv)
 		wc.status = kvp_fake.fail_status;
 	if (wc.status != IBV_WC_SUCCESS)
 		lose(qp);
-	if (wc.status != IBV_WC_SUCCESS || send->wr.send_flags & IBV_SEND_SIGNALED)
+	if (wc.status != IBV_WC_SUCCESS || qp->sig_all || send->wr.send_flags & IBV_SEND_SIGNALED)
 		complete(ibv->send_cq, &wc);
 	free(send);
 	return true;
@@ -272,6 +353,7 @@ bool kvp_fake_step(struct ibv_qp *ibv)
 
 static int post_send(struct ibv_qp *ibv, struct ibv_send_wr *list, struct ibv_send_wr **bad)
 {
+	LOCKED();
 	struct fake_qp *qp = fake_of(ibv);
 
 	kvp_fake.n_doorbells++;
@@ -299,6 +381,7 @@ static int post_send(struct ibv_qp *ibv, struct ibv_send_wr *list, struct ibv_se
 
 static int post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *list, struct ibv_recv_wr **bad)
 {
+	LOCKED();
 	struct fake_qp *qp = fake_of(ibv);
 
 	(void)bad;
@@ -320,6 +403,7 @@ static int post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *list, struct ibv_re
 
 static int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *out)
 {
+	LOCKED();
 	struct fake_cq *cq = KVP_CONTAINER_OF(ibv, struct fake_cq, cq);
 	struct fake_wc *entry;
 	int i = 0;
@@ -334,9 +418,54 @@ static int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *out)
 
 static int req_notify(struct ibv_cq *ibv, int solicited_only)
 {
+	LOCKED();
 	(void)solicited_only;
 	KVP_CONTAINER_OF(ibv, struct fake_cq, cq)->armed = true;
 	return 0;
+}
+
+static struct ibv_mw *alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
+{
+	LOCKED();
+	struct fake_mw *mw = calloc(1, sizeof(*mw));
+	uint32_t i = 0;
+
+	assert(mw);
+	while (i < N_MAX && mws[i])
+		i++;
+	assert(i < N_MAX);
+	mws[i] = mw;
+	mw->mw = (struct ibv_mw){ .context = pd->context, .pd = pd, .type = type };
+	mw->mw.rkey = mw->rkey = MW_RKEYS + (i << 8);
+	kvp_fake.n_mws++;
+	return &mw->mw;
+}
+
+static int dealloc_mw(struct ibv_mw *ibv)
+{
+	LOCKED();
+	struct fake_mw *mw = KVP_CONTAINER_OF(ibv, struct fake_mw, mw);
+
+	mws[(mw->rkey - MW_RKEYS) >> 8] = NULL;
+	free(mw);
+	kvp_fake.n_mws--;
+	return 0;
+}
+
+static int bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
+{
+	struct ibv_send_wr *bad;
+	struct ibv_send_wr wr = {
+		.wr_id = bind->wr_id,
+		.opcode = IBV_WR_BIND_MW,
+		.send_flags = bind->send_flags,
+		.bind_mw = { mw, ibv_inc_rkey(mw->rkey), bind->bind_info },
+	};
+	int r = post_send(qp, &wr, &bad);
+
+	if (r == 0)
+		mw->rkey = wr.bind_mw.rkey;
+	return r;
 }
 
 /* ---- the functions of the library */
@@ -365,6 +494,7 @@ const char *ibv_get_device_name(struct ibv_device *dev)
 
 struct ibv_context *ibv_open_device(struct ibv_device *dev)
 {
+	LOCKED();
 	struct fake_context *fake = calloc(1, sizeof(*fake));
 	struct ibv_context *context = fake ? &fake->context : NULL;
 
@@ -376,6 +506,9 @@ struct ibv_context *ibv_open_device(struct ibv_device *dev)
 	context->ops.post_recv = post_recv;
 	context->ops.poll_cq = poll_cq;
 	context->ops.req_notify_cq = req_notify;
+	context->ops.alloc_mw = alloc_mw;
+	context->ops.dealloc_mw = dealloc_mw;
+	context->ops.bind_mw = bind_mw;
 	LIST_INSERT_HEAD(&contexts, fake, link);
 	kvp_fake.n_contexts++;
 	return context;
@@ -383,6 +516,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *dev)
 
 int ibv_close_device(struct ibv_context *context)
 {
+	LOCKED();
 	struct fake_context *fake = KVP_CONTAINER_OF(context, struct fake_context, context);
 
 	LIST_REMOVE(fake, link);
@@ -402,6 +536,8 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *attr)
 		.max_cqe = kvp_fake.max_cqe,
 		.max_mr_size = UINT64_C(1) << 40,
 		.phys_port_cnt = 1,
+		.device_cap_flags = kvp_fake.no_windows ? 0 : IBV_DEVICE_MEM_WINDOW,
+		.max_mw = kvp_fake.no_windows ? 0 : (int)N_MAX,
 	};
 	return 0;
 }
@@ -449,6 +585,7 @@ int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t idx,
 
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
 {
+	LOCKED();
 	struct ibv_pd *pd = calloc(1, sizeof(*pd));
 
 	assert(pd);
@@ -459,14 +596,15 @@ struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
 
 int ibv_dealloc_pd(struct ibv_pd *pd)
 {
+	LOCKED();
 	free(pd);
 	kvp_fake.n_pds--;
 	return 0;
 }
 
-#undef ibv_reg_mr
-struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+static struct ibv_mr *add_mr(struct ibv_pd *pd, const struct fake_mr *given)
 {
+	LOCKED();
 	struct fake_mr *mr;
 	uint32_t i = 0;
 
@@ -479,17 +617,25 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int acce
 		i++;
 	assert(i < N_MAX);
 	mrs[i] = mr;
-	mr->access = access;
-	mr->mr = (struct ibv_mr){
-		.context = pd->context,
-		.pd = pd,
-		.addr = addr,
-		.length = length,
-		.lkey = i + 1,
-		.rkey = i + 1,
-	};
+	*mr = *given;
+	mr->mr.context = pd->context;
+	mr->mr.pd = pd;
+	mr->mr.lkey = i + 1;
+	mr->mr.rkey = i + 1;
 	kvp_fake.n_mrs++;
 	return &mr->mr;
+}
+
+#undef ibv_reg_mr
+struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	const struct fake_mr mr = {
+		.mr = { .addr = addr, .length = length },
+		.access = access,
+		.bytes = addr,
+	};
+
+	return add_mr(pd, &mr);
 }
 
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
@@ -502,19 +648,35 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, ui
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
 				 int fd, int access)
 {
-	(void)offset;
+	struct fake_mr mr = {
+		.mr = { .addr = (void *)(uintptr_t)iova, .length = length },
+		.access = access,
+		.mapped = length,
+	};
+
 	assert(fd >= 0);
 	errno = kvp_fake.refuse_dmabuf;
 	if (errno)
 		return NULL;
 	kvp_fake.n_dmabufs++;
-	return ibv_reg_mr(pd, (void *)(uintptr_t)iova, length, access);
+	/* What can be mapped is written to; else addresses are taken for this process's. */
+	mr.bytes = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
+	if (mr.bytes == MAP_FAILED)
+		return ibv_reg_mr(pd, (void *)(uintptr_t)iova, length, access);
+	return add_mr(pd, &mr);
 }
 
 int ibv_dereg_mr(struct ibv_mr *mr)
 {
+	LOCKED();
+	struct fake_mr *fake = KVP_CONTAINER_OF(mr, struct fake_mr, mr);
+
+	for (uint32_t i = 0; i < N_MAX; i++)
+		assert(!mws[i] || mws[i]->mr != fake);
 	mrs[mr->lkey - 1] = NULL;
-	free(KVP_CONTAINER_OF(mr, struct fake_mr, mr));
+	if (fake->mapped)
+		(void)munmap(fake->bytes, fake->mapped);
+	free(fake);
 	kvp_fake.n_mrs--;
 	return 0;
 }
@@ -539,6 +701,7 @@ int ibv_destroy_comp_channel(struct ibv_comp_channel *channel)
 struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context,
 			     struct ibv_comp_channel *channel, int comp_vector)
 {
+	LOCKED();
 	struct fake_cq *cq = calloc(1, sizeof(*cq));
 
 	(void)comp_vector;
@@ -554,6 +717,7 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_cont
 
 int ibv_destroy_cq(struct ibv_cq *ibv)
 {
+	LOCKED();
 	struct fake_cq *cq = KVP_CONTAINER_OF(ibv, struct fake_cq, cq);
 	struct ibv_wc wc;
 
@@ -581,6 +745,7 @@ void ibv_ack_cq_events(struct ibv_cq *cq, unsigned n)
 
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
+	LOCKED();
 	struct fake_qp *qp = calloc(1, sizeof(*qp));
 	uint32_t i = 0;
 
@@ -604,6 +769,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 
 int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 {
+	LOCKED();
 	if (kvp_fake.refuse_modify)
 		return EINVAL;
 
@@ -631,6 +797,7 @@ int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
 
 int ibv_destroy_qp(struct ibv_qp *ibv)
 {
+	LOCKED();
 	struct fake_qp *qp = fake_of(ibv);
 	struct fake_wr *send;
 	struct fake_recv *recv;
@@ -651,6 +818,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 
 struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 {
+	LOCKED();
 	struct ibv_ah *ah;
 
 	(void)attr;
@@ -668,6 +836,7 @@ struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 
 int ibv_destroy_ah(struct ibv_ah *ah)
 {
+	LOCKED();
 	free(ah);
 	kvp_fake.n_ahs--;
 	return 0;
@@ -675,6 +844,7 @@ int ibv_destroy_ah(struct ibv_ah *ah)
 
 int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event)
 {
+	LOCKED();
 	struct fake_context *fake = KVP_CONTAINER_OF(context, struct fake_context, context);
 	uint64_t n;
 
@@ -712,6 +882,48 @@ void kvp_fake_event(unsigned dev, enum ibv_event_type type, struct ibv_qp *qp)
 			event->element.port_num = 1;
 		wake(fake->context.async_fd);
 	}
+}
+
+static bool step_any(void)
+{
+	bool any = false;
+
+	for (uint32_t i = 0; i < N_MAX; i++)
+		while (qps[i] && kvp_fake_step(&qps[i]->qp))
+			any = true;
+	return any;
+}
+
+void kvp_fake_hold_writes(bool on)
+{
+	LOCKED();
+
+	holding_writes = on;
+	while (!on && step_any())
+		;
+}
+
+uint32_t kvp_fake_held(void)
+{
+	LOCKED();
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < N_MAX; i++) {
+		const struct fake_wr *send;
+
+		if (!qps[i])
+			continue;
+		STAILQ_FOREACH (send, &qps[i]->sends, link)
+			n += is_held(qps[i], send);
+	}
+	return n;
+}
+
+struct kvp_fake kvp_fake_look(void)
+{
+	LOCKED();
+
+	return kvp_fake;
 }
 
 struct ibv_qp *kvp_fake_qp(uint32_t number)

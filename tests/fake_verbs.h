@@ -5,7 +5,9 @@
  * Devices that exist in this process only: the functions of libibverbs that the daemon calls,
  * defined here, so that a program that links this file reaches no card and no kernel. Queue pairs
  * reach each other by number, also from one device to another. Work requests run when they are
- * posted, or, while `hold` is on, one by one when the test says so. Not thread-safe.
+ * posted, or, while `hold` is on, one by one when the test says so. The functions of the library may
+ * be called by several threads; those for tests, and the fields of kvp_fake, are for when none runs,
+ * unless they say otherwise.
  */
 
 #include <infiniband/verbs.h>
@@ -15,7 +17,9 @@
 #define KVP_FAKE_DEVICES 4u
 
 struct kvp_fake {
-	bool hold; /* requests wait for kvp_fake_step() */
+	bool hold;         /* requests wait for kvp_fake_step(); see kvp_fake_hold_writes() */
+	bool no_windows;   /* the devices have no memory windows */
+	bool fail_binding; /* binding one fails */
 	/* The send request with that number (from 1, counted over all queue pairs since reset) ends
 	 * with `fail_status`; 0: none. */
 	uint64_t fail_at;
@@ -38,7 +42,9 @@ struct kvp_fake {
 	/* What has happened. */
 	uint64_t n_posted, n_doorbells, n_recv_doorbells;
 	uint32_t n_dmabufs; /* regions by a dma-buf, so far */
-	uint32_t n_qps, n_mrs, n_ahs, n_cqs, n_pds, n_contexts;
+	uint32_t n_qps, n_mrs, n_ahs, n_cqs, n_pds, n_contexts, n_mws;
+	uint64_t n_writes, n_binds; /* that ran */
+	uint64_t n_refused;         /* writes without the right */
 };
 
 extern struct kvp_fake kvp_fake;
@@ -48,6 +54,14 @@ void kvp_fake_reset(void);
 
 /* Runs the oldest held request of a queue pair; false: there was none. */
 bool kvp_fake_step(struct ibv_qp *qp);
+
+/* Any thread: writes wait from now on, and what is behind them on their queue pairs; off: all that
+ * waits runs. */
+void kvp_fake_hold_writes(bool on);
+/* Any thread: writes that wait. */
+uint32_t kvp_fake_held(void);
+/* Any thread: a copy of kvp_fake. */
+struct kvp_fake kvp_fake_look(void);
 
 /* A context, protection domain, queue and a queue pair whose requests reach nobody and succeed. */
 struct kvp_fake_rig {

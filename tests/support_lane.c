@@ -74,6 +74,23 @@ bool lt_rdma(struct kvp_net_verbs_config *verbs)
 	return getenv("KVP_TEST_NET") && lt_net() == &kvp_net_ucx;
 }
 
+/* KVP_TEST_MODE, over RDMA: direct, landing, auto. */
+static uint32_t test_mode(const struct kvp_lane_config *config)
+{
+	const char *mode = getenv("KVP_TEST_MODE");
+
+	if (mode && strcmp(mode, "direct") == 0 && config->pack)
+		return KVP_DATA_DIRECT;
+	return mode && strcmp(mode, "landing") == 0 ? KVP_DATA_LANDING : KVP_DATA_AUTO;
+}
+
+bool lt_direct(void)
+{
+	const struct kvp_lane_config config = { .pack = true };
+
+	return &lt_configure || (getenv("KVP_TEST_NET") && test_mode(&config) == KVP_DATA_DIRECT);
+}
+
 struct kvp_lane *lt_lane(struct lt *lt, const struct kvp_lane_config *given)
 {
 	struct kvp_lane_config config = *given;
@@ -85,6 +102,10 @@ struct kvp_lane *lt_lane(struct lt *lt, const struct kvp_lane_config *given)
 	config.verbs = &verbs;
 	if (config.net == &kvp_net_ucx)
 		config.net = lt_net();
+	if (getenv("KVP_TEST_NET"))
+		config.mode = test_mode(&config);
+	if (&lt_configure)
+		lt_configure(&config);
 	config.name = config.name ? config.name : "host";
 	config.slots = config.slots ? config.slots : 64;
 	config.slot_bytes = config.slot_bytes ? config.slot_bytes : 1 << 20;

@@ -32,6 +32,11 @@ const struct kvp_net_ops *lt_gpu_net(const struct kvp_net_ops *net) __attribute_
 void lt_gpu_register(void *mem, uint64_t bytes) __attribute__((weak));
 void lt_gpu_unregister(void *mem) __attribute__((weak));
 
+/* What else the lanes of a program are to have; NULL: nothing. */
+void lt_configure(struct kvp_lane_config *config) __attribute__((weak));
+/* Do packed pieces go straight into pools? */
+bool lt_direct(void);
+
 #define LT_REQUIRE(cond, ...)                                               \
 	do {                                                                \
 		if (!(cond))                                                \

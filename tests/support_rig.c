@@ -89,15 +89,16 @@ void rig_begin(struct rig *rig)
 }
 
 /* KVP_TEST_NET=verbs, or ucx: over RDMA, prefill's daemons on rxe1, all others on rxe2; with
- * KVP_TEST_RAILS=2 also on rxe3 and rxe4. */
+ * KVP_TEST_RAILS=2 also on rxe3 and rxe4. KVP_TEST_MODE: how it moves. */
 static void transport_configure(const struct rig_daemon *daemon, FILE *file)
 {
-	const char *net = getenv("KVP_TEST_NET");
+	const char *net = getenv("KVP_TEST_NET"), *mode = getenv("KVP_TEST_MODE");
 	int first = daemon->name[0] == 'p' ? 1 : 2;
 
 	if (!net)
 		return;
-	fprintf(file, "[data]\ntransport = %s\n[ucx]\nnetwork = rdma\n", net);
+	fprintf(file, "[data]\ntransport = %s\nmode = %s\n[ucx]\nnetwork = rdma\n", net,
+		mode ? mode : "auto");
 	fprintf(file, "[verbs]\ndevice = rxe%d\n", first);
 	if (getenv("KVP_TEST_CONNECT"))
 		fprintf(file, "connect = %s\n", getenv("KVP_TEST_CONNECT"));

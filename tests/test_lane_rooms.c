@@ -419,6 +419,40 @@ static bool slots_are_back(void *arg)
 	       status.wants_queued == 0;
 }
 
+static bool rxs_are_gone(void *arg)
+{
+	return lt_status(arg).rxs == 0;
+}
+
+/* The receiver is over first. Where the sender may still write into its pools, it is not quiet
+ * before the sender has said that it will not. */
+static void receiver_ends_first(struct scene *scene, struct kvp_lane *lane, enum kvp_hold point)
+{
+	bool writes = lt_direct() && (point == KVP_HOLD_GATHER || point == KVP_HOLD_SEND);
+	struct lt_room *room = &scene->room;
+	uint32_t n_quiet = 0;
+
+	for (uint32_t d = 0; d < room->n_dests; d++)
+		lt_order_id(scene->to, KVP_ORDER_RX_END, room->dests[d].board.id, 0);
+	lt_wait_until(&scene->lt, rxs_are_gone, scene->to, "destinations to end");
+	if (writes) {
+		for (uint32_t d = 0; d < room->n_dests; d++)
+			n_quiet += (kvp_board_flags(&room->dests[d].board) & KVP_BOARD_QUIET) != 0;
+		cr_assert_lt(n_quiet, room->n_dests, "released under a sender's hands");
+		lt_hold(lane, point, false);
+		lt_order_id(scene->from, KVP_ORDER_TX_END, room->senders[0].board.id, 0);
+	}
+	for (uint32_t d = 0; d < room->n_dests; d++) {
+		lt_wait(&scene->lt, &room->dests[d].board, KVP_BOARD_QUIET);
+		lt_pool_unmap(&scene->dst[d]);
+	}
+	if (!writes) {
+		lt_hold(lane, point, false);
+		lt_order_id(scene->from, KVP_ORDER_TX_END, room->senders[0].board.id, 0);
+	}
+	lt_wait(&scene->lt, &room->senders[0].board, KVP_BOARD_QUIET);
+}
+
 /* Aborts while pieces stand at a test point; then the pools are taken away, and the rest of the
  * room's messages must find nothing. A second room on the same lanes works. */
 static void abort_at(enum kvp_hold point, bool sender_first, bool raw)
@@ -434,7 +468,8 @@ static void abort_at(enum kvp_hold point, bool sender_first, bool raw)
 	lt_room_begin(room);
 	submit(scene, 2048, true);
 	lt_wait_held(&scene->lt, lane, point, 1);
-	for (uint32_t d = 0; d < room->n_dests; d++)
+	/* What was written directly is there, whether its LANDED is sent or not. */
+	for (uint32_t d = 0; d < room->n_dests && !(lt_direct() && point == KVP_HOLD_LANDED); d++)
 		cr_assert_not(kvp_board_flags(&room->dests[d].board) & KVP_BOARD_COMPLETE);
 
 	if (sender_first) {
@@ -447,14 +482,7 @@ static void abort_at(enum kvp_hold point, bool sender_first, bool raw)
 			lt_wait(&scene->lt, &room->dests[d].board, KVP_BOARD_QUIET);
 		}
 	} else {
-		for (uint32_t d = 0; d < room->n_dests; d++) {
-			lt_order_id(scene->to, KVP_ORDER_RX_END, room->dests[d].board.id, 0);
-			lt_wait(&scene->lt, &room->dests[d].board, KVP_BOARD_QUIET);
-			lt_pool_unmap(&scene->dst[d]);
-		}
-		lt_hold(lane, point, false);
-		lt_order_id(scene->from, KVP_ORDER_TX_END, room->senders[0].board.id, 0);
-		lt_wait(&scene->lt, &room->senders[0].board, KVP_BOARD_QUIET);
+		receiver_ends_first(scene, lane, point);
 	}
 	lt_wait_until(&scene->lt, slots_are_back, scene->from, "pack slots to come back");
 	lt_wait_until(&scene->lt, slots_are_back, scene->to, "landing slots to come back");
@@ -464,13 +492,15 @@ static void abort_at(enum kvp_hold point, bool sender_first, bool raw)
 Test(lane_rooms, abort_by_the_sender_at_each_test_point)
 {
 	for (enum kvp_hold point = KVP_HOLD_WANT; point <= KVP_HOLD_LANDED; point++)
-		abort_at(point, true, false);
+		if (point != KVP_HOLD_SCATTER || !lt_direct())
+			abort_at(point, true, false);
 }
 
 Test(lane_rooms, abort_by_the_receiver_at_each_test_point)
 {
 	for (enum kvp_hold point = KVP_HOLD_WANT; point <= KVP_HOLD_LANDED; point++)
-		abort_at(point, false, false);
+		if (point != KVP_HOLD_SCATTER || !lt_direct())
+			abort_at(point, false, false);
 }
 
 Test(lane_rooms, abort_unpacked)
@@ -490,7 +520,8 @@ Test(lane_rooms, unused_grants_are_returned)
 	lt_room_begin(&scene->room);
 	submit(scene, 2048, true);
 	lt_wait_held(&scene->lt, scene->from, KVP_HOLD_GATHER, 2);
-	cr_assert_lt(lt_status(scene->to).land_free, 16);
+	if (!lt_direct())
+		cr_assert_lt(lt_status(scene->to).land_free, 16);
 	lt_order_id(scene->from, KVP_ORDER_TX_END, scene->room.senders[0].board.id, 0);
 	lt_wait(&scene->lt, &scene->room.senders[0].board, KVP_BOARD_QUIET);
 	lt_wait_until(&scene->lt, slots_are_back, scene->to, "grants to come back");
@@ -506,11 +537,12 @@ Test(lane_rooms, endpoints_end_before_rooms)
 {
 	struct scene *scene =
 		scene_make(&(struct scene_config){ .end = 2048, .slot_bytes = 65536 });
+	enum kvp_hold point = lt_direct() ? KVP_HOLD_LANDED : KVP_HOLD_SCATTER;
 
-	lt_hold(scene->to, KVP_HOLD_SCATTER, true);
+	lt_hold(scene->to, point, true);
 	lt_room_begin(&scene->room);
 	submit(scene, 2048, true);
-	lt_wait_held(&scene->lt, scene->to, KVP_HOLD_SCATTER, 1);
+	lt_wait_held(&scene->lt, scene->to, point, 1);
 	lt_pipe_end(&scene->lt, &scene->pipe);
 	lt_room_end(&scene->room);
 	for (uint32_t d = 0; d < scene->room.n_dests; d++)
@@ -582,6 +614,8 @@ static void one_send_fails(uint64_t tokens)
 	struct scene_config c = { .n_dests = 1, .end = tokens, .net = &failing };
 	struct scene *scene;
 
+	if (lt_direct()) /* over another transport than this one */
+		return;
 	failing.open = false_open;
 	scene = scene_make(&c);
 	lt_room_begin(&scene->room);

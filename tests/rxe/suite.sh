@@ -122,6 +122,17 @@ ucx()
 	net=verbs over=verbs
 }
 ! wanted "$1" ucx || ucx
+
+# Straight into the pools, and where that cannot be the room fails.
+direct()
+{
+	over="verbs, direct"
+	export KVP_TEST_MODE=direct
+	for name in test_lane_rooms replay_sglang replay_faults_abort; do program 120 $name; done
+	unset KVP_TEST_MODE
+	over=verbs
+}
+! wanted "$1" direct || direct
 ! wanted "$1" bench_verbs || program 60 bench_verbs rxe0
 echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
 [ $failed = 0 ]
