@@ -6,6 +6,7 @@
 # make asan         check under ASan and UBSan       make tsan        stress programs under TSan
 # make valgrind     Criterion tests under valgrind   make bench       all benchmarks (T=bench_x: one)
 # make torture      every allocation and foreign call fails in turn (PART=start|run|stop STRIDE=8: some)
+# make load         256 clients, 50,000 rooms, 256 peers: latencies, memory, fairness, limits
 # make check-rdma   RDMA verbs for real: soft RoCE in a QEMU guest, which it builds from Debian packages
 # make matrix            every state of a room x every victim x every fault (T=sample, T=want/)
 # make fuzz T=msg SECS=60    one libFuzzer target    make deps        only the Debian packages
@@ -69,7 +70,7 @@ CLIENT_OBJ := $(call obj,$(filter-out client/ctl%.c,$(wildcard client/*.c)))
 bin = $(patsubst %.c,$(BUILD)/%,$(wildcard $(1)))
 CRITERION_BIN := $(call bin,tests/test_*.c)
 FUZZ_BIN := $(call bin,tests/fuzz_*.c)
-PLAIN_BIN := $(call bin,tests/stress_*.c tests/bench_*.c tests/replay_*.c tests/demo*.c tests/matrix.c)
+PLAIN_BIN := $(call bin,tests/stress_*.c tests/bench_*.c tests/replay_*.c tests/demo*.c tests/matrix.c tests/load.c)
 # The same tests of lanes with a GPU that is none.
 FAKE_GPU_BIN := $(patsubst %,$(BUILD)/tests/%_gpu,test_lane test_lane_rooms test_lane_fair test_lane_hostile)
 # And over RDMA, straight into the pools, with a device that is none.
@@ -98,8 +99,8 @@ RUN_ENV := KVP_TOP=$(CURDIR) KVP_BIN=$(CURDIR)/$(BUILD)
 CH_FILES = $(wildcard $(shell git ls-files -co --exclude-standard '*.[ch]'))
 C_FILES = $(filter %.c,$(CH_FILES))
 
-.PHONY: all tests help deps check check-rdma asan tsan soak valgrind matrix bench demo parity python torture run-check run-rdma \
-	run-stress run-soak run-valgrind run-matrix run-bench run-demo run-parity run-torture fuzz lint format format-check top gpu-bundle clean install uninstall
+.PHONY: all tests help deps check check-rdma asan tsan soak valgrind matrix bench demo parity python torture load run-check run-rdma \
+	run-stress run-soak run-valgrind run-matrix run-bench run-demo run-parity run-torture run-load fuzz lint format format-check top gpu-bundle clean install uninstall
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -218,6 +219,8 @@ matrix: deps
 	$(sub) KVP_TEST=1 run-matrix
 torture: deps
 	$(sub) KVP_TEST=1 SAN=address,undefined run-torture
+load: deps
+	$(sub) run-load
 bench demo parity: deps
 	$(sub) run-$@
 run-check: tests
@@ -232,6 +235,8 @@ run-matrix: all $(BUILD)/tests/matrix
 	@$(RUN_ENV) UCX_LOG_LEVEL=error $(BUILD)/tests/matrix $(or $(T),all)
 run-torture: $(TORTURE_BIN)
 	@KVP_BIN=$(CURDIR)/$(TORTURE) UCX_LOG_LEVEL=error $(TORTURE)/torture $(if $(PART),$(PART),all) $(or $(STRIDE),1) $(FIRST)
+run-load: all $(BUILD)/tests/load
+	@$(RUN_ENV) UCX_LOG_LEVEL=error $(BUILD)/tests/load
 run-bench: all $(call pick,bench)
 	@KVP_SHOW=1 KVP_JOBS=1 $(RUN_ENV) tests/run.sh $(call pick,bench)
 run-demo: all $(call bin,tests/demo*.c)

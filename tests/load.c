@@ -1,0 +1,679 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Load: 256 clients, 50,000 rooms and 256 light peers on one daemon. Prints the latency of each
+ * kind of request with all of them there, what an object takes of memory, what a quiet client
+ * notices of one that floods, and how the daemon gets over a lack of descriptors and of memory.
+ *
+ *     load [--small]      few of each, no timing: only what must be so
+ */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cjson/cJSON.h>
+
+#include "proto/msg.h"
+#include "tests/support_peers.h"
+#include "tests/support_rig.h"
+
+#define CLIENTS_MAX 256u
+#define PAGE 16u
+#define ROW 64u
+#define POOL_PAGES 256u
+#define SAMPLES 1000u
+#define WAIT_NS UINT64_C(60000000000)
+
+enum kind { HELLO, POOL, PAGES, EXPECT, OPEN, SUBMIT, RECALL, RENEW, ABORT, STATUS, ROOMS, KINDS };
+
+static const char *const kind_names[KINDS] = { "hello", "pool_register",  "pages",        "expect",
+					       "open",  "submit",         "recall",       "renew",
+					       "abort", "inspect status", "inspect rooms" };
+
+struct client {
+	int fd;
+	uint64_t last_id, next_handle;
+	uint32_t next_page;
+};
+
+struct times {
+	double *us;
+	uint32_t n, cap;
+};
+
+static struct rig rig;
+static struct rig_daemon *daemon_;
+static struct peers *peers;
+static struct client clients[CLIENTS_MAX];
+static struct times times[KINDS];
+static uint32_t n_clients = CLIENTS_MAX, n_rooms = 50000, n_peers = 256, n_samples = SAMPLES;
+static bool small;
+static int pool_fd;
+static uint64_t next_room = 1;
+
+/* ---- requests ------------------------------------------------------------------------------- */
+
+static void take_time(struct times *t, uint64_t from_ns)
+{
+	if (t->n == t->cap) {
+		t->cap = KVP_MAX(2 * t->cap, 1024u);
+		t->us = realloc(t->us, t->cap * sizeof(*t->us));
+		RIG_REQUIRE(t->us);
+	}
+	t->us[t->n++] = (double)(rig_now_ns() - from_ns) / 1e3;
+}
+
+static int by_value(const void *a, const void *b)
+{
+	const double *x = a, *y = b;
+
+	return (*x > *y) - (*x < *y);
+}
+
+static double percentile(struct times *t, double p)
+{
+	if (t->n == 0)
+		return 0;
+	qsort(t->us, t->n, sizeof(*t->us), by_value);
+	return t->us[(size_t)(p * (double)(t->n - 1))];
+}
+
+static void client_connect(struct client *client)
+{
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+
+	*client = (struct client){ .fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0) };
+	(void)snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", daemon_->socket);
+	RIG_REQUIRE(client->fd >= 0 &&
+			    connect(client->fd, (const struct sockaddr *)&addr, sizeof(addr)) == 0,
+		    "%s", strerror(errno));
+}
+
+/* The reply to `id`; events on the way are read and forgotten. Its status; *fd came along. */
+static Kvp__Status wait_reply(struct client *client, uint64_t id, int *fd, char *text)
+{
+	static uint8_t buf[KVP_LIMIT_PACKET];
+	uint64_t until = rig_now_ns() + WAIT_NS;
+
+	for (;;) {
+		struct pollfd pfd = { client->fd, POLLIN, 0 };
+		Kvp__DaemonMsg *msg = NULL;
+		int fds[2];
+		size_t n_fds = 0;
+		ssize_t n;
+		Kvp__Status status;
+
+		RIG_REQUIRE(rig_now_ns() < until, "no answer");
+		(void)poll(&pfd, 1, 1000); /* looks at the time again */
+		n = kvp_packet_recv(client->fd, buf, sizeof(buf), fds, &n_fds, 2);
+		if (n == -EAGAIN)
+			continue;
+		RIG_REQUIRE(n > 0, "the daemon has closed: %s", n ? strerror((int)-n) : "");
+		RIG_REQUIRE(kvp_msg_decode_daemon(buf, (size_t)n, &msg, NULL, 0) == 0);
+		if (msg->body_case != KVP__DAEMON_MSG__BODY_REPLY || msg->reply->id != id) {
+			kvp_msg_free_daemon(msg);
+			continue;
+		}
+		status = msg->reply->status;
+		(void)snprintf(text, 256, "%s", msg->reply->text);
+		kvp_msg_free_daemon(msg);
+		if (n_fds && !fd)
+			(void)close(fds[0]);
+		if (fd)
+			*fd = n_fds ? fds[0] : -1;
+		return status;
+	}
+}
+
+static Kvp__Status call_fd(struct client *client, Kvp__ClientMsg *msg, int send_fd, int *got_fd,
+			   char *text)
+{
+	static uint8_t buf[KVP_LIMIT_PACKET];
+	long n;
+	int r;
+
+	msg->id = ++client->last_id;
+	n = kvp_msg_encode_client(msg, buf, sizeof(buf));
+	RIG_REQUIRE(n > 0);
+	while ((r = kvp_packet_send(client->fd, buf, (size_t)n, &send_fd, send_fd >= 0)) == -EAGAIN)
+		rig_sleep_ms(1);
+	RIG_REQUIRE(r == 0, "%s", strerror(-r));
+	return wait_reply(client, msg->id, got_fd, text);
+}
+
+/* Must succeed; counts its time. */
+static void call(struct client *client, enum kind kind, Kvp__ClientMsg *msg, int fd)
+{
+	uint64_t from = rig_now_ns();
+	char text[256];
+	Kvp__Status status = call_fd(client, msg, fd, NULL, text);
+
+	take_time(&times[kind], from);
+	RIG_REQUIRE(status == KVP__STATUS__STATUS_OK, "%s: %s", kind_names[kind], text);
+}
+
+static void hello(struct client *client)
+{
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__Hello body = KVP__HELLO__INIT;
+
+	body.version_min = body.version_max = KVP_PROTO_VERSION_MAX;
+	body.name = (char *)"load";
+	body.pid = (uint32_t)getpid();
+	msg.body_case = KVP__CLIENT_MSG__BODY_HELLO;
+	msg.hello = &body;
+	call(client, HELLO, &msg, -1);
+}
+
+static Kvp__Status register_pool(struct client *client, uint32_t id, int fd, uint64_t bytes,
+				 char *text)
+{
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__PoolRegister body = KVP__POOL_REGISTER__INIT;
+	Kvp__Entry entry = KVP__ENTRY__INIT, *entries = &entry;
+	uint64_t from = rig_now_ns();
+	Kvp__Status status;
+
+	entry.row_bytes = entry.full_bytes = ROW;
+	entry.row_stride = ROW;
+	entry.page_stride = PAGE * ROW;
+	entry.rows_per_page = PAGE;
+	entry.n_pages = POOL_PAGES;
+	entry.bytes = bytes;
+	body.pool = id;
+	body.entries = &entries;
+	body.n_entries = 1;
+	msg.body_case = KVP__CLIENT_MSG__BODY_POOL_REGISTER;
+	msg.pool_register = &body;
+	status = call_fd(client, &msg, fd, NULL, text);
+	if (status == KVP__STATUS__STATUS_OK)
+		take_time(&times[POOL], from);
+	return status;
+}
+
+static void pages(struct client *client, uint32_t list)
+{
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__Pages body = KVP__PAGES__INIT;
+	uint32_t page = client->next_page++ % POOL_PAGES;
+
+	body.list = list;
+	body.pages = &page;
+	body.n_pages = 1;
+	msg.body_case = KVP__CLIENT_MSG__BODY_PAGES;
+	msg.pages = &body;
+	call(client, PAGES, &msg, -1);
+}
+
+static Kvp__Side side_of(void)
+{
+	Kvp__Side side = KVP__SIDE__INIT;
+
+	side.page = PAGE;
+	side.dcp_size = side.interleave = 1;
+	return side;
+}
+
+/* Of one page, from one of the light peers. */
+static void expect(struct client *client)
+{
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__Expect body = KVP__EXPECT__INIT;
+	Kvp__ExpectSender sender = KVP__EXPECT_SENDER__INIT, *senders = &sender;
+	Kvp__Side side = side_of(), *sides = &side;
+
+	pages(client, 1);
+	side.list = 1;
+	sender.address = (char *)peers_address(peers, (uint32_t)(next_room % n_peers));
+	sender.n_dests = 1;
+	body.handle = ++client->next_handle;
+	body.room = next_room++;
+	body.pool = 1;
+	body.sides = &sides;
+	body.n_sides = 1;
+	body.end = PAGE;
+	body.meta_from = -1;
+	body.senders = &senders;
+	body.n_senders = 1;
+	msg.body_case = KVP__CLIENT_MSG__BODY_EXPECT;
+	msg.expect = &body;
+	call(client, EXPECT, &msg, -1);
+}
+
+static void open_(struct client *client)
+{
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__Open body = KVP__OPEN__INIT;
+	Kvp__Side side = side_of(), *sides = &side;
+
+	body.handle = ++client->next_handle;
+	body.room = next_room++;
+	body.pool = 1;
+	body.sides = &sides;
+	body.n_sides = 1;
+	msg.body_case = KVP__CLIENT_MSG__BODY_OPEN;
+	msg.open = &body;
+	call(client, OPEN, &msg, -1);
+}
+
+static void submit(struct client *client, uint64_t handle)
+{
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__Submit body = KVP__SUBMIT__INIT;
+	Kvp__ChunkSide side = KVP__CHUNK_SIDE__INIT, *sides = &side;
+
+	pages(client, 2);
+	side.list = 2;
+	body.handle = handle;
+	body.tokens = PAGE;
+	body.sides = &sides;
+	body.n_sides = 1;
+	msg.body_case = KVP__CLIENT_MSG__BODY_SUBMIT;
+	msg.submit = &body;
+	call(client, SUBMIT, &msg, -1);
+}
+
+static void recall_abort(struct client *client, uint64_t handle)
+{
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__Recall recall = KVP__RECALL__INIT;
+	Kvp__Abort abort_ = KVP__ABORT__INIT;
+
+	recall.handle = abort_.handle = handle;
+	msg.body_case = KVP__CLIENT_MSG__BODY_RECALL;
+	msg.recall = &recall;
+	call(client, RECALL, &msg, -1);
+	msg.body_case = KVP__CLIENT_MSG__BODY_ABORT;
+	msg.abort = &abort_;
+	call(client, ABORT, &msg, -1);
+}
+
+static void renew(struct client *client)
+{
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__Renew body = KVP__RENEW__INIT;
+
+	body.address = (char *)peers_address(peers, (uint32_t)(times[RENEW].n % n_peers));
+	body.room = 1;
+	body.lease_ms = 1000;
+	msg.body_case = KVP__CLIENT_MSG__BODY_RENEW;
+	msg.renew = &body;
+	call(client, RENEW, &msg, -1);
+}
+
+static cJSON *inspect(struct client *client, enum kind kind)
+{
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__Inspect body = KVP__INSPECT__INIT;
+	uint64_t from = rig_now_ns();
+	char text[256], *json;
+	struct stat st;
+	cJSON *root;
+	int fd = -1;
+
+	body.what = (char *)(kind == STATUS ? "status" : "rooms");
+	msg.body_case = KVP__CLIENT_MSG__BODY_INSPECT;
+	msg.inspect = &body;
+	RIG_REQUIRE(call_fd(client, &msg, -1, &fd, text) == KVP__STATUS__STATUS_OK, "%s", text);
+	take_time(&times[kind], from);
+	RIG_REQUIRE(fd >= 0 && fstat(fd, &st) == 0);
+	json = calloc(1, (size_t)st.st_size + 1);
+	RIG_REQUIRE(json && pread(fd, json, (size_t)st.st_size, 0) == st.st_size);
+	(void)close(fd);
+	root = cJSON_Parse(json);
+	RIG_REQUIRE(root, "%s", json);
+	free(json);
+	return root;
+}
+
+/* A number of the status: "clients", or "rooms" and "dest". */
+static double status_number(const char *name, const char *below)
+{
+	cJSON *root = inspect(&clients[0], STATUS);
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, name);
+	double value;
+
+	if (below)
+		item = cJSON_GetObjectItemCaseSensitive(item, below);
+	RIG_REQUIRE(cJSON_IsNumber(item), "%s", name);
+	value = item->valuedouble;
+	cJSON_Delete(root);
+	return value;
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+/* A line of the daemon's status in the kernel's words, in bytes. */
+static double memory(const char *name)
+{
+	char path[64], line[256];
+	double kib = 0;
+	FILE *file;
+
+	(void)snprintf(path, sizeof(path), "/proc/%d/status", (int)daemon_->pid);
+	file = fopen(path, "re");
+	RIG_REQUIRE(file);
+	while (fgets(line, sizeof(line), file)) {
+		if (!strncmp(line, name, strlen(name)))
+			kib = strtod(line + strlen(name) + 1, NULL);
+	}
+	(void)fclose(file); /* only read */
+	return kib * 1024;
+}
+
+static void print_memory(const char *what, uint32_t n, double before)
+{
+	if (!small)
+		(void)printf("  %-34s %8.0f bytes\n", what, (memory("VmRSS:") - before) / n);
+}
+
+/* ---- the parts ------------------------------------------------------------------------------ */
+
+static void wait_for(const char *what, bool (*is_so)(void))
+{
+	uint64_t until = rig_now_ns() + WAIT_NS;
+
+	while (!is_so()) {
+		RIG_REQUIRE(rig_now_ns() < until, "waited too long for %s", what);
+		rig_sleep_ms(2);
+	}
+}
+
+static bool all_offered(void)
+{
+	return peers_offers(peers) >= n_rooms / 2;
+}
+
+static void fill(void)
+{
+	double before = memory("VmRSS:");
+	char text[256];
+
+	if (!small)
+		(void)printf("memory of\n");
+	for (uint32_t i = 0; i < n_clients; i++) {
+		client_connect(&clients[i]);
+		hello(&clients[i]);
+	}
+	print_memory("a session", n_clients, before);
+	before = memory("VmRSS:");
+	for (uint32_t i = 0; i < n_clients; i++)
+		RIG_REQUIRE(register_pool(&clients[i], 1, pool_fd, POOL_PAGES * PAGE * ROW, text) ==
+				    KVP__STATUS__STATUS_OK,
+			    "%s", text);
+	print_memory("a pool", n_clients, before);
+	before = memory("VmRSS:");
+	for (uint32_t i = 0; i < n_peers; i++)
+		renew(&clients[i % n_clients]);
+	while (peers_words(peers) < n_peers)
+		rig_sleep_ms(2);
+	RIG_REQUIRE(peers_up(peers) == n_peers);
+	print_memory("a peer", n_peers, before);
+	before = memory("VmRSS:");
+	for (uint32_t i = 0; i < n_rooms / 2; i++)
+		open_(&clients[i % n_clients]);
+	print_memory("a sender's end, parked", n_rooms / 2, before);
+	before = memory("VmRSS:");
+	for (uint32_t i = 0; i < n_rooms / 2; i++)
+		expect(&clients[i % n_clients]);
+	wait_for("all offers", all_offered);
+	print_memory("a destination, offered", n_rooms / 2, before);
+	RIG_REQUIRE(status_number("rooms", "send") == n_rooms / 2 &&
+		    status_number("rooms", "dest") == n_rooms / 2);
+}
+
+/* With all rooms there. */
+static void measure(void)
+{
+	for (uint32_t i = 0; i < n_samples; i++) {
+		struct client *client = &clients[i % n_clients];
+
+		open_(client);
+		submit(client, client->next_handle);
+		recall_abort(client, client->next_handle);
+		renew(client);
+	}
+	for (uint32_t i = 0; i < n_samples / 20; i++) {
+		cJSON_Delete(inspect(&clients[i % n_clients], STATUS));
+		cJSON_Delete(inspect(&clients[i % n_clients], ROOMS));
+	}
+	if (small)
+		return;
+	(void)printf("\n%-16s %8s %10s %10s %10s  (us)\n", "request", "n", "p50", "p99", "max");
+	for (int i = 0; i < KINDS; i++)
+		(void)printf("%-16s %8u %10.0f %10.0f %10.0f\n", kind_names[i], times[i].n,
+			     percentile(&times[i], 0.5), percentile(&times[i], 0.99),
+			     percentile(&times[i], 1));
+}
+
+/* ---- fairness ------------------------------------------------------------------------------- */
+
+/* Asks for what is not there, as fast as it goes, and reads the answers when it must. */
+static _Noreturn void flood(void)
+{
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__Abort body = KVP__ABORT__INIT;
+	uint8_t out[64], in[4096];
+	struct client client;
+	long n;
+
+	client_connect(&client);
+	hello(&client);
+	body.handle = 1;
+	msg.id = 9;
+	msg.body_case = KVP__CLIENT_MSG__BODY_ABORT;
+	msg.abort = &body;
+	n = kvp_msg_encode_client(&msg, out, sizeof(out));
+	for (;;) {
+		while (kvp_packet_send(client.fd, out, (size_t)n, NULL, 0) == 0)
+			;
+		while (recv(client.fd, in, sizeof(in), MSG_DONTWAIT) > 0)
+			;
+	}
+}
+
+/* What a client notices that asks now and then. */
+static void quiet(struct times *t, uint32_t n)
+{
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__PoolPause body = KVP__POOL_PAUSE__INIT;
+	char text[256];
+
+	body.pool = 99;
+	msg.body_case = KVP__CLIENT_MSG__BODY_POOL_PAUSE;
+	msg.pool_pause = &body;
+	for (uint32_t i = 0; i < n; i++) {
+		uint64_t from = rig_now_ns();
+
+		RIG_REQUIRE(call_fd(&clients[0], &msg, -1, NULL, text) ==
+			    KVP__STATUS__STATUS_NOT_FOUND);
+		take_time(t, from);
+		rig_sleep_ms(1);
+	}
+}
+
+static void fairness(void)
+{
+	struct times alone = { 0 }, beside = { 0 };
+	uint32_t n = small ? 10 : 500;
+
+	for (int round = 0; round < (small ? 1 : 5); round++) {
+		double before = status_number("counters", "requests"), after;
+		pid_t pid;
+
+		quiet(&alone, n);
+		pid = fork();
+		RIG_REQUIRE(pid >= 0);
+		if (pid == 0)
+			flood();
+		rig_sleep_ms(50);
+		quiet(&beside, n);
+		after = status_number("counters", "requests");
+		(void)kill(pid, SIGKILL);
+		(void)waitpid(pid, NULL, 0);
+		RIG_REQUIRE(after - before > 5 * n, "nobody has flooded");
+	}
+	if (!small)
+		(void)printf("\nquiet client     p50 %.0f us, p99 %.0f us alone; p50 %.0f us, p99 "
+			     "%.0f us "
+			     "beside one that floods: p99 %.2f times\n",
+			     percentile(&alone, 0.5), percentile(&alone, 0.99),
+			     percentile(&beside, 0.5), percentile(&beside, 0.99),
+			     percentile(&beside, 0.99) / percentile(&alone, 0.99));
+	free(alone.us);
+	free(beside.us);
+}
+
+/* ---- limits on purpose ---------------------------------------------------------------------- */
+
+static uint32_t highest_fd(void)
+{
+	char path[64];
+	uint32_t fd = 65535;
+
+	do {
+		(void)snprintf(path, sizeof(path), "/proc/%d/fd/%u", (int)daemon_->pid, --fd);
+	} while (fd > 0 && access(path, F_OK) < 0);
+	return fd;
+}
+
+/* Without descriptors for more, those that are there are served, and the rest as soon as it can. */
+static void no_descriptors(void)
+{
+	struct rlimit old, low;
+	struct client more[8];
+
+	RIG_REQUIRE(prlimit(daemon_->pid, RLIMIT_NOFILE, NULL, &old) == 0);
+	low = old;
+	low.rlim_cur = highest_fd() + 4;
+	RIG_REQUIRE(prlimit(daemon_->pid, RLIMIT_NOFILE, &low, NULL) == 0);
+	for (int i = 0; i < 8; i++)
+		client_connect(&more[i]);
+	rig_sleep_ms(300);
+	renew(&clients[0]);
+	RIG_REQUIRE(prlimit(daemon_->pid, RLIMIT_NOFILE, &old, NULL) == 0);
+	for (int i = 0; i < 8; i++) {
+		hello(&more[i]);
+		(void)close(more[i].fd);
+	}
+}
+
+/* Without memory a pool is refused with words, and the others are served. */
+static void no_memory(void)
+{
+	const uint64_t bytes = UINT64_C(1) << 30;
+	struct rlimit old, low;
+	char text[256] = "";
+	Kvp__Status status;
+	int fd = memfd_create("large", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	RIG_REQUIRE(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
+	RIG_REQUIRE(prlimit(daemon_->pid, RLIMIT_AS, NULL, &old) == 0);
+	low = old;
+	low.rlim_cur = (rlim_t)memory("VmSize:") + (bytes >> 1);
+	RIG_REQUIRE(prlimit(daemon_->pid, RLIMIT_AS, &low, NULL) == 0);
+	status = register_pool(&clients[0], 7, fd, POOL_PAGES * PAGE * ROW, text);
+	renew(&clients[1 % n_clients]);
+	RIG_REQUIRE(prlimit(daemon_->pid, RLIMIT_AS, &old, NULL) == 0);
+	RIG_REQUIRE(status != KVP__STATUS__STATUS_OK && text[0], "it was taken");
+	if (!small)
+		(void)printf("without memory   refused: %s\n", text);
+	RIG_REQUIRE(register_pool(&clients[0], 7, fd, POOL_PAGES * PAGE * ROW, text) ==
+			    KVP__STATUS__STATUS_OK,
+		    "%s", text);
+	(void)close(fd);
+}
+
+/* ---- the end -------------------------------------------------------------------------------- */
+
+static void read_events(void)
+{
+	static uint8_t buf[KVP_LIMIT_PACKET];
+
+	for (uint32_t i = 0; i < n_clients; i++) {
+		while (recv(clients[i].fd, buf, sizeof(buf), MSG_DONTWAIT) > 0)
+			;
+	}
+}
+
+static bool no_destinations(void)
+{
+	read_events();
+	return status_number("rooms", "dest") == 0;
+}
+
+static bool alone(void)
+{
+	return status_number("clients", NULL) == 1 && status_number("rooms", "send") == 0 &&
+	       status_number("pools", NULL) == 0;
+}
+
+static void finish(void)
+{
+	uint64_t from = rig_now_ns();
+
+	peers_abort_all(peers);
+	wait_for("the rooms to fail", no_destinations);
+	if (!small)
+		(void)printf("peers give up    %u rooms failed, told and released in %.0f ms\n",
+			     n_rooms / 2, (double)(rig_now_ns() - from) / 1e6);
+	from = rig_now_ns();
+	for (uint32_t i = 0; i < n_clients; i++)
+		(void)close(clients[i].fd);
+	client_connect(&clients[0]);
+	hello(&clients[0]);
+	wait_for("everything to be gone", alone);
+	if (!small)
+		(void)printf("clients go       %u rooms and %u pools gone in %.0f ms\n",
+			     n_rooms / 2, n_clients, (double)(rig_now_ns() - from) / 1e6);
+	(void)close(clients[0].fd);
+}
+
+int main(int argc, char **argv)
+{
+	struct rlimit files = { 8192, 8192 };
+	void *map;
+
+	small = argc > 1 && !strcmp(argv[1], "--small");
+	if (small) {
+		n_clients = 8;
+		n_rooms = 400;
+		n_peers = 8;
+		n_samples = 40;
+	}
+	if (setrlimit(RLIMIT_NOFILE, &files) < 0) { /* what there is may do */
+		(void)getrlimit(RLIMIT_NOFILE, &files);
+		files.rlim_cur = files.rlim_max;
+		(void)setrlimit(RLIMIT_NOFILE, &files);
+	}
+	rig_begin(&rig);
+	rig.timing = "heartbeat = 1s\nlost_after = 30s\nmax_sessions = 600\n";
+	daemon_ = rig_daemon_start(&rig, "loaded",
+				   "[client]\nmax_sessions = 300\nstall = 60s\n[limits]\n"
+				   "max_rooms = 60000\nmax_pools = 400\n[timers]\noffer = 600s\n"
+				   "open = 600s\nprogress = 600s\nlease = 600s\n");
+	RIG_REQUIRE(kvp_memory_create("pool", POOL_PAGES * PAGE * ROW, &pool_fd, &map) == 0);
+	peers = peers_start(n_peers);
+	fill();
+	measure();
+	fairness();
+	no_descriptors();
+	no_memory();
+	finish();
+	peers_stop(peers);
+	rig_end(&rig);
+	rig_remove(&rig);
+	(void)printf("%u clients, %u rooms, %u peers: nothing left\n", n_clients, n_rooms, n_peers);
+	return 0;
+}
