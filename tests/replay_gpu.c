@@ -133,6 +133,7 @@ static void prefill(void *arg)
 	struct rig_pool pool;
 	kvp_room_id id;
 
+	device_open(); /* a pool of the host does not, and a stream writes the fence anyway */
 	engine_pool(&pool, e, client, PAGES, 1);
 	RIG_CALL(client, kvp_fence_create(client, 1, &fence));
 	RIG_CALL(client, kvp_fence_map_device(fence));
