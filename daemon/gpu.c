@@ -13,9 +13,10 @@
 
 #ifdef KVP_CUDA
 
-#define BATCHES 8u       /* launches that may run at a time */
-#define MAX_ENTRIES 512u /* of a batch, and its runs; what is too much for a launch takes several \
-			  */
+#define BATCHES 8u /* launches that may run at a time */
+#define MAX_ENTRIES                                                                   \
+	512u /* of a batch, and its runs; what is too much for a launch takes several \
+	      */
 #define MAX_RUNS KVP_JOBS_RUNS
 
 extern const unsigned char kvp_move_image[]; /* fat binary, embedded by the build */

@@ -78,7 +78,7 @@ struct kvp_sleg {
 	uint32_t dest;
 	uint64_t since_ns; /* accepted */
 	uint64_t generation;
-	bool data, local; /* local: the destination is on this lane */
+	bool data, local;                 /* local: the destination is on this lane */
 	bool over;                        /* its destination has aborted it */
 	Kvp__PeerMsg *offer;              /* owned */
 	struct kvp_lane_geom geom;        /* owned until it goes to the lane with Go */

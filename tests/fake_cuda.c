@@ -114,8 +114,9 @@ static void used_by(const char *pid, uint64_t inodes[MAPS], uint32_t *n, uint64_
 		uint32_t i = 0;
 
 		if (!strstr(line, "/memfd:" NAME) ||
+		    /* NOLINTNEXTLINE(cert-err34-c): the kernel's numbers */
 		    sscanf(line, "%" SCNx64 "-%" SCNx64 " %*s %*s %*s %" SCNu64, &from, &to,
-			   &inode) != 3) /* NOLINT(cert-err34-c): the kernel's numbers */
+			   &inode) != 3)
 			continue;
 		while (i < *n && inodes[i] != inode)
 			i++;
@@ -577,6 +578,7 @@ static void run_rows(const struct kvp_move_entry *e, const struct kvp_move_run *
 	}
 }
 
+/* NOLINTNEXTLINE(readability-function-size): the driver has it so */
 CUresult cuLaunchKernel(CUfunction fn, unsigned int x, unsigned int y, unsigned int z,
 			unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,
 			CUstream stream, void **params, void **extra)

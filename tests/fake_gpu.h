@@ -5,8 +5,8 @@
  * A GPU that is none, in the place of daemon/gpu.c: what is launched is done by the processor, but
  * only some time later and while it is being polled. Whoever frees, reuses or reports something too
  * early is found out. Its memory, where rings may lie, cannot be touched but by its launches: who
- * tries crashes. Programs that link it give every lane of the rig such a GPU, and two of three lanes
- * a transport that sends from its memory.
+ * tries crashes. Programs that link it give every lane of the rig such a GPU, and two of three
+ * lanes a transport that sends from its memory.
  */
 
 #include <stdatomic.h>

@@ -5,9 +5,9 @@
  * Devices that exist in this process only: the functions of libibverbs that the daemon calls,
  * defined here, so that a program that links this file reaches no card and no kernel. Queue pairs
  * reach each other by number, also from one device to another. Work requests run when they are
- * posted, or, while `hold` is on, one by one when the test says so. The functions of the library may
- * be called by several threads; those for tests, and the fields of kvp_fake, are for when none runs,
- * unless they say otherwise.
+ * posted, or, while `hold` is on, one by one when the test says so. The functions of the library
+ * may be called by several threads; those for tests, and the fields of kvp_fake, are for when none
+ * runs, unless they say otherwise.
  */
 
 #include <infiniband/verbs.h>
@@ -36,7 +36,7 @@ struct kvp_fake {
 	unsigned n_devices;           /* fake0, fake1, ...: 1 after a reset */
 	/* Nothing leaves the device or comes to it: requests time out, datagrams are lost. */
 	bool cut[KVP_FAKE_DEVICES];
-	bool no_way[KVP_FAKE_DEVICES]; /* the routing table says so */
+	bool no_way[KVP_FAKE_DEVICES];  /* the routing table says so */
 	enum ibv_port_state port_state; /* as queried */
 	int max_cqe;
 	/* What has happened. */

@@ -489,15 +489,16 @@ static uint64_t lane_turns(const struct rig_daemon *daemon)
 	return n;
 }
 
-/* The answer comes from the loop. The lane has heard of it when it has begun another turn since; an
- * idle one makes a turn for each order. */
+/* The answer comes from the loop, and "offer" is its own point. Of the others the lane has heard
+ * when it has begun another turn since; an idle one makes a turn for each order. */
 void fault_hold(const struct rig_daemon *daemon, const char *point, bool on)
 {
 	uint64_t before = lane_turns(daemon);
+	bool lanes = strcmp(point, "offer") != 0;
 
 	do
 		hold_order(daemon, point, on);
-	while (lane_turns(daemon) < before + 2);
+	while (lanes && lane_turns(daemon) < before + 2);
 }
 
 void fault_held(const struct rig_daemon *daemon, const char *point)

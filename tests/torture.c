@@ -497,7 +497,7 @@ static void share_library(void)
 {
 	const char *path = getenv("KVP_TORTURE_LIB");
 	char dir[128];
-	int fd = open(path, O_RDWR | O_CLOEXEC);
+	int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
 
 	RIG_REQUIRE(fd >= 0);
 	torture[LIBRARY] =

@@ -127,6 +127,7 @@ static long failure(int how, int error)
 			return failure(FAIL_##how, error);                                  \
 		return __real_##name(a, b, c, d, e, f, g, h);                               \
 	}
+/* NOLINTNEXTLINE(readability-function-size): eight arguments stand for any */
 TORTURE_CALLS(WRAP)
 
 #ifndef TORTURE_LIBRARY

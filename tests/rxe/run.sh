@@ -2,10 +2,11 @@
 # Runs the checks that need real verbs, and the integration programs over verbs, in a guest with soft
 # RoCE. Argument: the beginning of names of checks or programs, for only those. The last line is "N passed, N failed", with ", N skipped" if any: a machine
 # that cannot run the guest skips all of it, loudly, and that counts as one.
-# Environment: KVP_TOP, KVP_BIN; KVP_TIMEOUT seconds of the whole (720).
+# Environment: KVP_TOP, KVP_BIN; KVP_TIMEOUT seconds of the whole (720); KVP_BRIEF for a part that takes
+# some three minutes.
 
 cd "${KVP_TOP:?}" || exit 1
-env="env KVP_TOP=$KVP_TOP KVP_BIN=$KVP_BIN UCX_LOG_LEVEL=error"
+env="env KVP_TOP=$KVP_TOP KVP_BIN=$KVP_BIN KVP_BRIEF=$KVP_BRIEF UCX_LOG_LEVEL=error"
 log=$(mktemp) || exit 1
 trap 'rm -f "$log"' EXIT
 
