@@ -665,8 +665,11 @@ static void lane(struct other *other, struct bytes *in)
 		msg->hdr_bytes = take_wire(in, &head, &msg->bytes);
 		memcpy(msg->hdr, &head, msg->hdr_bytes);
 	} else {
+		const void *span;
+
 		msg->hdr_bytes = bytes_take(in);
-		memcpy(msg->hdr, bytes_span(in, &msg->hdr_bytes), msg->hdr_bytes);
+		span = bytes_span(in, &msg->hdr_bytes); /* which may make it less */
+		memcpy(msg->hdr, span, msg->hdr_bytes);
 		msg->bytes = bytes_take(in);
 	}
 	pthread_mutex_lock(&wire.lock);

@@ -397,6 +397,7 @@ static bool all_offered(void)
 
 static void fill(void)
 {
+	const uint32_t half = n_rooms / 2;
 	double before = memory("VmRSS:");
 	char text[256];
 
@@ -407,6 +408,7 @@ static void fill(void)
 		hello(&clients[i]);
 	}
 	print_memory("a session", n_clients, before);
+	RIG_REQUIRE(n_clients > 0);
 	before = memory("VmRSS:");
 	for (uint32_t i = 0; i < n_clients; i++)
 		RIG_REQUIRE(register_pool(&clients[i], 1, pool_fd, POOL_PAGES * PAGE * ROW, text) ==
@@ -421,16 +423,16 @@ static void fill(void)
 	RIG_REQUIRE(peers_up(peers) == n_peers);
 	print_memory("a peer", n_peers, before);
 	before = memory("VmRSS:");
-	for (uint32_t i = 0; i < n_rooms / 2; i++)
+	for (uint32_t i = 0; i < half; i++)
 		open_(&clients[i % n_clients]);
-	print_memory("a sender's end, parked", n_rooms / 2, before);
+	print_memory("a sender's end, parked", half, before);
 	before = memory("VmRSS:");
-	for (uint32_t i = 0; i < n_rooms / 2; i++)
+	for (uint32_t i = 0; i < half; i++)
 		expect(&clients[i % n_clients]);
 	wait_for("all offers", all_offered);
-	print_memory("a destination, offered", n_rooms / 2, before);
-	RIG_REQUIRE(status_number("rooms", "send") == n_rooms / 2 &&
-		    status_number("rooms", "dest") == n_rooms / 2);
+	print_memory("a destination, offered", half, before);
+	RIG_REQUIRE(status_number("rooms", "send") == half &&
+		    status_number("rooms", "dest") == half);
 }
 
 /* With all rooms there. */
