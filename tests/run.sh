@@ -63,6 +63,8 @@ mkdir -p "$out"
 export UCX_LOG_LEVEL=${UCX_LOG_LEVEL:-error} UCX_WARN_UNUSED_ENV_VARS=n
 export ASAN_OPTIONS=abort_on_error=1:${ASAN_OPTIONS}
 export UBSAN_OPTIONS=print_stacktrace=1:${UBSAN_OPTIONS}
+# UCX writes its hooks over the code of munmap(), where TSan has to hear what memory is new.
+case $KVP_BIN in *thread*) export UCX_MEM_MMAP_HOOK_MODE=none ;; esac
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1$([ -e tests/tsan.supp ] && echo ":suppressions=$KVP_TOP/tests/tsan.supp"):${TSAN_OPTIONS}
 
 for prog in "$@"; do
