@@ -258,7 +258,7 @@ lint: deps $(PBH)
 	@cppcheck -q -j2 --std=c11 --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
 		$$(printf '#include <sys/queue.h>\n#include <utlist.h>\n' | $(CC) -xc -M - | tr ' ' '\n' | \
 			sed -n '/queue.h\|utlist.h/s/^/--include=/p') \
-		--suppress=missingIncludeSystem --suppress=memleak --suppress=resourceLeak -I. -DKVP_TEST=1 $(filter-out tests/test_%,$(C_FILES))
+		--suppress=missingIncludeSystem --suppress=memleak --suppress=resourceLeak -I. -DKVP_TEST=1 -D__cppcheck__ $(filter-out tests/test_%,$(C_FILES))
 
 format: deps
 	@clang-format -i $(CH_FILES)

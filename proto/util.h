@@ -28,6 +28,10 @@
 	})
 
 #define KVP_ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+#ifdef __cppcheck__ /* it cannot read these where a struct is initialised */
+#define KVP_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define KVP_MAX(a, b) ((a) > (b) ? (a) : (b))
+#else
 #define KVP_MIN(a, b)                   \
 	({                              \
 		__typeof__(a) a_ = (a); \
@@ -40,6 +44,7 @@
 		__typeof__(b) b_ = (b); \
 		a_ > b_ ? a_ : b_;      \
 	})
+#endif
 #define KVP_ALIGN_UP(x, a) (((x) + (a)-1) / (a) * (a))
 #define KVP_DIV_UP(x, a) (((x) + (a)-1) / (a))
 #define KVP_CONTAINER_OF(ptr, type, member) ((type *)(void *)((char *)(ptr)-offsetof(type, member)))
