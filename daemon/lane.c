@@ -78,6 +78,15 @@ static uint32_t take_orders(struct kvp_lane *lane)
 	return n;
 }
 
+/* The transport has moved: what it refused may go now. */
+static void links_unfill(struct kvp_lane *lane)
+{
+	struct kvp_link *link;
+
+	TAILQ_FOREACH (link, &lane->links, link)
+		link->full = false;
+}
+
 static uint32_t progress(struct kvp_lane *lane)
 {
 	uint32_t n = 0;
@@ -95,12 +104,8 @@ static uint32_t progress(struct kvp_lane *lane)
 	}
 	kvp_lane_call(lane, NULL);
 
-	if (n > 0) {
-		struct kvp_link *link;
-
-		TAILQ_FOREACH (link, &lane->links, link)
-			link->full = false;
-	}
+	if (n > 0)
+		links_unfill(lane);
 	return n;
 }
 
@@ -186,6 +191,9 @@ static void rest(struct kvp_lane *lane)
 
 	if (lane->net) {
 		if (lane->config.net->arm(lane->net) < 0) {
+			/* It may have taken what came: the next turn's progress would not say so.
+			 */
+			links_unfill(lane);
 			/* A close that is under way keeps the transport from being armed. */
 			if (lane->links_closing)
 				(void)poll(fds, 1, 1);

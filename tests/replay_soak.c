@@ -325,12 +325,12 @@ static void room_begin(struct world *world, struct room *room)
 static bool is_expected(const struct room *room, enum kvp_status status)
 {
 	switch ((int)status) {
-	/* An offer of the life before, whose abort is on its way, has met the sender of this one.
-	 */
+	/* An offer of the life before, whose end is on its way, has met the sender of this one:
+	 * that life was aborted, or ended by trouble. */
 	case KVP_STATUS_EXISTS:
 	case KVP_STATUS_MISMATCH:
 	case KVP_STATUS_ABORTED:
-		return room->aborted;
+		return room->aborted || room->mood != CALM;
 	case KVP_STATUS_CLIENT_LOST:
 	case KVP_STATUS_DAEMON_LOST:
 	case KVP_STATUS_PEER_LOST:
