@@ -2,6 +2,7 @@
 
 /* Two guests as two nodes. Both run this; node 1 is killed like by a power cut. */
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -14,6 +15,10 @@
 #define SHARE "/run/rdma-guest/"
 #define SLOT (256u << 10)
 #define N 40u
+/* Payloads that a node sends beyond those it has had: the peer may be as far behind again, and has
+ * looked at the slot of payload i - VP_SLOTS before payload i. */
+#define AHEAD 4u
+static_assert(2 * AHEAD + 4 <= VP_SLOTS, "a slot is looked at before it is written to again");
 
 /* What one node tells the other. */
 struct card {
@@ -70,8 +75,7 @@ static void exchange(struct vp_node *node, struct vp_node *peer)
 
 		while (vp_put(node, peer, i, (uint32_t)(i % VP_SLOTS), 0, bytes, true) == -EAGAIN)
 			vp_idle(node, NULL, 1);
-		/* The peer has looked at a slot before it is written to again. */
-		KVP_EXPECT(vp_turn(node, NULL, &node->data, i > 8 ? i - 8 : 0, 20000));
+		KVP_EXPECT(vp_turn(node, NULL, &node->data, i > AHEAD ? i - AHEAD : 0, 20000));
 	}
 	KVP_EXPECT(vp_turn(node, NULL, &node->data, N, 20000), "%lu of %u", node->data, N);
 	KVP_EXPECT(vp_turn(node, NULL, &node->sent_ok, N, 20000), "%lu of %u", node->sent_ok, N);

@@ -24,7 +24,7 @@ if [ $rc = 77 ]; then
 	exit 77
 fi
 # Two guests, of which the second is killed.
-case ${KVP_BRIEF:+brief}$1 in
+case $1 in
 "" | nodes*)
 	tests/rxe/guest.sh -n 2 -t 120 -- $env "$KVP_BIN/tests/rxe_checks" | tee -a "$log"
 	two=${PIPESTATUS[0]}
