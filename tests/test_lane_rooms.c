@@ -468,8 +468,8 @@ static void abort_at(enum kvp_hold point, bool sender_first, bool raw)
 	lt_room_begin(room);
 	submit(scene, 2048, true);
 	lt_wait_held(&scene->lt, lane, point, 1);
-	/* What was written directly is there, whether its LANDED is sent or not. */
-	for (uint32_t d = 0; d < room->n_dests && !(lt_direct() && point == KVP_HOLD_LANDED); d++)
+	/* What has been scattered is there, whether its LANDED is sent or not. */
+	for (uint32_t d = 0; d < room->n_dests && point != KVP_HOLD_LANDED; d++)
 		cr_assert_not(kvp_board_flags(&room->dests[d].board) & KVP_BOARD_COMPLETE);
 
 	if (sender_first) {
