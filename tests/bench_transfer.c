@@ -51,7 +51,7 @@ struct job {
 	uint32_t tokens;                      /* of a prompt */
 	uint32_t n_dests, sender, n_senders;
 	uint32_t layers, row, reps;
-	uint32_t idle_rooms;
+	uint32_t idle_rooms, idle_pages;
 	bool paired; /* with a plain stream before each prompt */
 };
 
@@ -380,7 +380,7 @@ static void decode_small(void *arg)
 {
 	struct job *job = arg;
 	struct kvp_client *client = rig_client(job->own, "decode");
-	uint32_t n_pages = SMALL_CHUNKS + job->idle_rooms;
+	uint32_t n_pages = SMALL_CHUNKS + job->idle_pages;
 	KVP_CLEANUP(kvp_freep) uint32_t *pages = calloc(n_pages, sizeof(*pages));
 	struct job idle = *job;
 	struct rig_pool pool;
@@ -412,6 +412,8 @@ static void run_small(const uint32_t *idle_rooms, uint32_t n, const struct job *
 		*send = *shape;
 		send->rig = &rigs[w];
 		send->idle_rooms = idle_rooms[w];
+		/* Pools of one size: far pages cost more than near ones, whatever the rooms. */
+		send->idle_pages = idle_rooms[n - 1];
 		rig_begin(&rigs[w]);
 		send->own = rig_daemon_start(&rigs[w], "prefill", NULL);
 		receive[w] = *send;
