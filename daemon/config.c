@@ -129,6 +129,8 @@ static const struct kvp_config_key keys[] = {
 	    "first wait before a peer is dialled again"),
 	DUR(peer, retry_max, DURATION, MS, HOUR, "5s",
 	    "longest such wait; it doubles from the first"),
+	DUR(peer, idle, DURATION, 0, HOUR, "60s",
+	    "a connection that no room needs ends after it; 0: never"),
 	NUM(peer, max_sessions, COUNT, 1, 65536, "256", "connections of peers"),
 
 	CHOICE(ucx, network, network_choices, "tcp",

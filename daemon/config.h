@@ -110,6 +110,7 @@ struct kvp_config {
 		uint64_t lost_after_ns;
 		uint64_t retry_min_ns;
 		uint64_t retry_max_ns;
+		uint64_t idle_ns; /* 0: never */
 		uint32_t max_sessions;
 	} peer;
 	struct {

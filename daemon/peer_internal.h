@@ -9,8 +9,7 @@
 #include "proto/peer_msg.h"
 #include "proto/util.h"
 
-#define KVP_PEER_UNSENT_MAX (8u << 20)         /* bytes queued on a socket */
-#define KVP_PEER_IDLE_NS (60u * 1000000000ull) /* a dialled session that nobody holds */
+#define KVP_PEER_UNSENT_MAX (8u << 20) /* bytes queued on a socket */
 #define KVP_PEER_READ_BYTES 65536u
 #define KVP_PEER_PATH_NS (50u * 1000000ull) /* for a dead peer's other sockets to say so */
 

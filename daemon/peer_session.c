@@ -251,7 +251,8 @@ static void session_tick(struct kvp_peer *peer)
 			     "stopped answering: nothing heard for %.1f s", (double)silent / 1e9);
 		return;
 	}
-	if (peer->outgoing && peer->holders == 0 && now - peer->idle_since_ns > KVP_PEER_IDLE_NS) {
+	if (peer->outgoing && peer->holders == 0 && config->peer.idle_ns > 0 &&
+	    now - peer->idle_since_ns > config->peer.idle_ns) {
 		kvp_peer_end(peer, KVP__STATUS__STATUS_OK, "is not needed any more");
 		return;
 	}

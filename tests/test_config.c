@@ -281,6 +281,85 @@ Test(config, shipped_file_lists_every_key_with_its_default)
 	free(text);
 }
 
+/* The comments above a key in the file, and those above the keys that follow each other there: from
+ * the line after the last empty one or section, up to the key. The caller's. */
+static char *comments_of(const char *text, const struct kvp_config_key *key)
+{
+	char section[64], line[64];
+	const char *at, *next, *from;
+	char *out = NULL;
+	size_t bytes = 0;
+	FILE *file = open_memstream(&out, &bytes);
+
+	snprintf(section, sizeof(section), "\n[%s]\n", key->section);
+	snprintf(line, sizeof(line), "#%s =", key->key);
+	at = strstr(text, section);
+	cr_assert_not_null(at, "%s", section);
+	from = at += strlen(section);
+	for (; strncmp(at, line, strlen(line)) != 0; at = next) {
+		next = strchr(at, '\n') + 1;
+		/* the first comment after a key begins anew */
+		if (strncmp(at, "# ", 2) != 0 && strncmp(next, "# ", 2) == 0)
+			from = next;
+	}
+	for (; from < at; from = strchr(from, '\n') + 1)
+		if (strncmp(from, "# ", 2) == 0)
+			fprintf(file, "%.*s ", (int)strcspn(from, "\n") - 2, from + 2);
+	fclose(file);
+	return out;
+}
+
+/* Whether a word of the comments says the value, in any unit. */
+static bool comments_say(const char *comments, const struct kvp_config_key *key, uint64_t value)
+{
+	char words[2048], *rest = words, *word;
+	char text[160];
+
+	snprintf(words, sizeof(words), "%s", comments);
+	while ((word = strtok_r(rest, " ,.;:()", &rest))) {
+		uint64_t stored = 0;
+
+		snprintf(text, sizeof(text), "[%s]\n%s = %s\n", key->section, key->key, word);
+		if (!isdigit((unsigned char)*word) ||
+		    (read_text(text) < 0 && strstr(err, "allowed")))
+			continue; /* another error is of keys that depend on each other */
+		memcpy(&stored, (const char *)&config + key->offset, key->size);
+		if (stored == value)
+			return true;
+	}
+	return false;
+}
+
+/* The range that the parser keeps is the one that an operator reads. */
+Test(config, shipped_file_has_every_range_and_choice)
+{
+	char *text = shipped_file(false);
+	size_t n;
+	const struct kvp_config_key *keys = kvp_config_keys(&n);
+
+	for (size_t i = 0; i < n; i++) {
+		const struct kvp_config_key *key = &keys[i];
+		char *comments = comments_of(text, key);
+
+		for (const struct kvp_config_choice *c = key->choices; c && c->name; c++)
+			cr_expect(strstr(comments, c->name), "%s.%s: %s is not in \"%s\"",
+				  key->section, key->key, c->name, comments);
+		if (key->type == KVP_CONFIG_COUNT || key->type == KVP_CONFIG_BYTES ||
+		    key->type == KVP_CONFIG_DURATION || key->type == KVP_CONFIG_SPIN ||
+		    key->type == KVP_CONFIG_MODE) {
+			cr_expect(comments_say(comments, key, key->min),
+				  "%s.%s: the least, %ju, is not in \"%s\"", key->section, key->key,
+				  (uintmax_t)key->min, comments);
+			cr_expect(comments_say(comments, key, key->max),
+				  "%s.%s: the most, %ju, is not in \"%s\"", key->section, key->key,
+				  (uintmax_t)key->max, comments);
+		}
+		cr_expect_gt(strlen(comments), 10u, "%s.%s has no comment", key->section, key->key);
+		free(comments);
+	}
+	free(text);
+}
+
 Test(config, print_is_read_back)
 {
 	struct kvp_config before;

@@ -182,6 +182,21 @@ static void send_go(struct kvp_peer *peer, uint64_t room, int expected)
 	cr_assert_eq(kvp_peer_send(peer, &msg), expected);
 }
 
+static int send_abort(struct kvp_peer *peer, char *text)
+{
+	Kvp__Leg leg = KVP__LEG__INIT;
+	Kvp__LegAbort abort = KVP__LEG_ABORT__INIT;
+	Kvp__PeerMsg msg = KVP__PEER_MSG__INIT;
+
+	leg.generation = 1;
+	abort.leg = &leg;
+	abort.status = KVP__STATUS__STATUS_ABORTED;
+	abort.text = text;
+	msg.body_case = KVP__PEER_MSG__BODY_ABORT;
+	msg.abort = &abort;
+	return kvp_peer_send(peer, &msg);
+}
+
 static struct kvp_peer *dial(struct node *from, const char *address)
 {
 	char err[256] = "";
@@ -502,6 +517,85 @@ Test(peer, sessions_are_limited)
 	cr_assert(until(&raw.eof, 1));
 	raw_close(&raw);
 	kvp_peer_put(peer);
+	node_stop(&a);
+}
+
+/* Whoever stays longer than a heartbeat without a room is let go; a room calls it again. */
+Test(peer, a_session_that_nobody_needs_is_let_go)
+{
+	struct node a = { 0 }, b = { 0 };
+	struct kvp_peer *peer;
+
+	node_start(&a, 1, "127.0.0.1:0");
+	node_start(&b, 2, "127.0.0.1:0");
+	a.config.peer.idle_ns = b.config.peer.idle_ns = 100 * MS;
+	peer = dial(&a, kvp_peers_address(b.peers));
+	cr_assert(until(&a.ups, 1));
+	run_for(300 * MS);
+	cr_assert_eq(a.downs + b.downs, 0u, "somebody holds it");
+	kvp_peer_put(peer);
+	cr_assert(until(&a.downs, 1));
+	cr_assert(until(&b.downs, 1));
+	cr_assert_eq(a.status, KVP__STATUS__STATUS_OK);
+	cr_assert(strstr(a.why, "not needed"), "%s", a.why);
+	peer = dial(&a, kvp_peers_address(b.peers));
+	cr_assert(until(&a.ups, 2));
+	kvp_peer_put(peer);
+	node_stop(&a);
+	node_stop(&b);
+}
+
+Test(peer, idle_0_keeps_sessions)
+{
+	struct node a = { 0 }, b = { 0 };
+
+	node_start(&a, 1, "127.0.0.1:0");
+	node_start(&b, 2, "127.0.0.1:0");
+	a.config.peer.idle_ns = 0;
+	kvp_peer_put(dial(&a, kvp_peers_address(b.peers)));
+	cr_assert_eq(a.ups, 0u, "nobody waits for it: gone at once");
+	{
+		struct kvp_peer *peer = dial(&a, kvp_peers_address(b.peers));
+
+		cr_assert(until(&a.ups, 1));
+		kvp_peer_put(peer);
+	}
+	run_for(200 * MS);
+	cr_assert_eq(a.downs + b.downs, 0u);
+	node_stop(&a);
+	node_stop(&b);
+}
+
+/* What a peer does not read does not pile up without an end. */
+Test(peer, one_that_reads_nothing_is_lost_at_the_limit)
+{
+	struct node a = { 0 }, b = { 0 };
+	struct kvp_peer *other;
+	struct raw raw;
+	char text[256];
+	unsigned sent = 0;
+
+	node_start(&a, 1, "127.0.0.1:0");
+	node_start(&b, 2, "127.0.0.1:0");
+	a.config.peer.lost_after_ns = 60000 * MS;
+	other = dial(&b, kvp_peers_address(a.peers));
+	cr_assert(until(&a.ups, 1));
+	raw_open(&raw, kvp_peers_address(a.peers));
+	raw_hello(&raw, KVP_PROTO_VERSION_MIN, KVP_PROTO_VERSION_MAX, 9, "");
+	cr_assert(until(&a.ups, 2));
+	uv_read_stop((uv_stream_t *)&raw.tcp);
+	memset(text, 'x', sizeof(text) - 1);
+	text[sizeof(text) - 1] = '\0';
+	while (send_abort(a.last, text) == 0)
+		cr_assert_lt(++sent, 1u << 20, "no end");
+	cr_assert(until(&a.downs, 1));
+	cr_assert_eq(a.status, KVP__STATUS__STATUS_PEER_LOST);
+	cr_assert(strstr(a.why, "limit 8388608"), "%s", a.why);
+	cr_assert_gt(sent, 8u << 20 >> 9, "not before the limit");
+	cr_assert(kvp_peer_is_up(other), "others are not disturbed");
+	raw_close(&raw);
+	kvp_peer_put(other);
+	node_stop(&b);
 	node_stop(&a);
 }
 
