@@ -320,12 +320,19 @@ static bool peers_wrong(const cJSON *answer)
 static void peers_print(const cJSON *answer)
 {
 	static const struct ctl_column columns[] = {
-		{ "ADDRESS", "address", CTL_TEXT },      { "NODE", "node", CTL_TEXT },
-		{ "DIR", "direction", CTL_TEXT },        { "STATE", "state", CTL_TEXT },
-		{ "AGE", "age_s", CTL_SECONDS },         { "HEARD", "last_heard_ms", CTL_MS },
-		{ "LEGS", "legs", CTL_COUNT },           { "SENT", "bytes_sent", CTL_BYTES },
-		{ "RECEIVED", "bytes_recv", CTL_BYTES }, { "RETRY IN", "retry_in_s", CTL_SECONDS },
-		{ "TRANSPORT", "transport", CTL_TEXT },  { "RAILS", "rails", CTL_TEXT },
+		{ "ADDRESS", "address", CTL_TEXT },
+		{ "NODE", "node", CTL_TEXT },
+		{ "DIR", "direction", CTL_TEXT },
+		{ "STATE", "state", CTL_TEXT },
+		{ "AGE", "age_s", CTL_SECONDS },
+		{ "HEARD", "last_heard_ms", CTL_MS },
+		{ "LEGS", "legs", CTL_COUNT },
+		{ "SENT", "bytes_sent", CTL_BYTES },
+		{ "RECEIVED", "bytes_recv", CTL_BYTES },
+		{ "UNSENT", "unsent_bytes", CTL_BYTES },
+		{ "RETRY IN", "retry_in_s", CTL_SECONDS },
+		{ "TRANSPORT", "transport", CTL_TEXT },
+		{ "RAILS", "rails", CTL_TEXT },
 		{ "REASON", "reason", CTL_TEXT },
 	};
 	static const struct ctl_column rails[] = {

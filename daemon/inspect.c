@@ -102,7 +102,8 @@ static void add_slow_paths(const struct kvp_inspect *ask, cJSON *status,
 		{ "repacked", lane->repacked,
 		  "pieces packed again: grants of destinations with the same rows came too far "
 		  "apart" },
-		{ "slot_waits", lane->slot_waits, "pieces that waited for a slot: host.slots" },
+		{ "slot_waits", lane->slot_waits,
+		  "pieces that waited for a slot: host.slots, gpu.slots" },
 		{ "want_refused", lane->want_refused, "wants beyond limits.max_wants" },
 		{ "accept_pauses", core->server->accept_pauses,
 		  "no file descriptor for a new client: raise LimitNOFILE" },
@@ -218,6 +219,27 @@ static void add_heap(cJSON *status)
 
 static void add_lanes(const struct kvp_inspect *ask, cJSON *root);
 
+/* The counts of all lanes together; of the rest only the fullest endpoint. */
+static void sum_lanes(const struct kvp_core *core, struct kvp_lane_status *sum)
+{
+	enum {
+		FIRST = offsetof(struct kvp_lane_status, pieces_sent) / sizeof(uint64_t),
+		END = offsetof(struct kvp_lane_status, holds) / sizeof(uint64_t),
+	};
+	static struct kvp_lane_status lane; /* large; loop thread only */
+
+	memset(sum, 0, sizeof(*sum));
+	for (uint32_t i = 0; i < core->n_lanes; i++) {
+		uint64_t *to = (uint64_t *)sum;
+		const uint64_t *from = (const uint64_t *)&lane;
+
+		kvp_lane_status_read(core->lanes[i], &lane);
+		sum->wants_most = KVP_MAX(sum->wants_most, lane.wants_most);
+		for (size_t k = FIRST; k < END; k++)
+			to[k] += from[k];
+	}
+}
+
 cJSON *kvp_inspect_status(const struct kvp_inspect *ask)
 {
 	struct kvp_core *core = ask->core;
@@ -227,7 +249,7 @@ cJSON *kvp_inspect_status(const struct kvp_inspect *ask)
 	uint32_t n_peers = 0;
 
 	kvp_rooms_stats(core->rooms, &rooms);
-	kvp_lane_status_read(core->lanes[0], &lane);
+	sum_lanes(core, &lane);
 	kvp_peers_each(core->peers, count_one, &n_peers);
 	(void)cJSON_AddStringToObject(status, "node", core->config->node.name);
 	(void)cJSON_AddStringToObject(status, "version", KVP_VERSION);
@@ -247,7 +269,7 @@ cJSON *kvp_inspect_status(const struct kvp_inspect *ask)
 	kvp_inspect_num(status, "peers", n_peers);
 	add_heap(status);
 	add_lanes(ask, status);
-	kvp_inspect_limits(core, status, &rooms);
+	kvp_inspect_limits(core, status, &rooms, &lane);
 	add_slow_paths(ask, status, &lane);
 	add_counters(core, status, &rooms, &lane);
 	return status;

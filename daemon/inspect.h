@@ -46,9 +46,9 @@ cJSON *kvp_inspect_waiting(const struct kvp_inspect *ask);
 cJSON *kvp_inspect_failures(const struct kvp_inspect *ask);
 cJSON *kvp_inspect_pins(const struct kvp_inspect *ask);
 
-/* The `limits` of the status. */
+/* The `limits` of the status; `lanes` has the counts of all. */
 void kvp_inspect_limits(const struct kvp_core *core, cJSON *status,
-			const struct kvp_rooms_stats *rooms);
+			const struct kvp_rooms_stats *rooms, const struct kvp_lane_status *lanes);
 
 /* Small things that the parts share. */
 void kvp_inspect_num(cJSON *object, const char *name, uint64_t value);

@@ -5,6 +5,7 @@
 
 #include "daemon/server.h"
 #include "proto/util.h"
+#include "proto/wire.h"
 
 /*
  * The configured maxima: how near they are, and how often each has refused something. A maximum of
@@ -53,7 +54,7 @@ static void lists_most(const struct kvp_server *server, uint32_t *lists, uint32_
 }
 
 void kvp_inspect_limits(const struct kvp_core *core, cJSON *status,
-			const struct kvp_rooms_stats *rooms)
+			const struct kvp_rooms_stats *rooms, const struct kvp_lane_status *lanes)
 {
 	cJSON *list = cJSON_AddArrayToObject(status, "limits");
 	const struct kvp_config *config = core->config;
@@ -74,6 +75,8 @@ void kvp_inspect_limits(const struct kvp_core *core, cJSON *status,
 		  config->limits.max_parked_offers, rooms->refused_offers },
 		{ "limits.max_parked_offers (renewals)", "daemon", rooms->notes,
 		  config->limits.max_parked_offers, rooms->refused_notes },
+		{ "limits.max_wants", "peer", lanes->wants_most,
+		  KVP_MAX(config->limits.max_wants, KVP_WIRE_EP_WANTS), lanes->want_refused },
 		{ "limits.max_parked_chunks", "open", rooms->chunks_most,
 		  config->limits.max_parked_chunks, rooms->refused_chunks },
 		{ "limits.max_entries", "pool", largest_pool(&core->pools),

@@ -290,7 +290,9 @@ struct kvp_lane_status {
 	uint32_t pack_slots, pack_free, pack_held; /* held: packed ahead of a grant */
 	uint32_t land_slots, land_free;
 	uint32_t wants_queued; /* at this receiver */
+	uint32_t wants_most;   /* of one endpoint, among them */
 	uint32_t rxs, txs, eps;
+	/* From here to import_bytes: 64-bit counts, which are added up for the whole daemon. */
 	uint64_t pieces_sent, pieces_landed, bytes_sent, bytes_landed;
 	uint64_t pieces_local, bytes_local;
 	uint64_t raw_rows;     /* rows sent one by one, packing off */

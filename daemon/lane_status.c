@@ -132,9 +132,11 @@ static void fill(struct kvp_lane *lane, struct kvp_lane_status *out)
 	out->rxs = (uint32_t)lane->rxs.n;
 	out->txs = (uint32_t)lane->txs.n;
 	out->eps = (uint32_t)lane->eps.n;
-	out->wants_queued = 0;
-	TAILQ_FOREACH (link, &lane->links, link)
+	out->wants_queued = out->wants_most = 0;
+	TAILQ_FOREACH (link, &lane->links, link) {
 		out->wants_queued += link->wants_queued;
+		out->wants_most = KVP_MAX(out->wants_most, link->wants_queued);
+	}
 	out->has_work = lane->rx_live > 0 || lane->tx_live > 0 || !TAILQ_EMPTY(&lane->local) ||
 			lane->links_closing > 0 || !TAILQ_EMPTY(&lane->returning);
 	for (uint32_t i = 0; i < KVP_MIN(lane->pack.n, KVP_LANE_SLOTS_SHOWN); i++)

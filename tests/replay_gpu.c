@@ -16,6 +16,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cjson/cJSON.h>
+
 #include "tests/support_device.h"
 
 #define LAYERS 5u
@@ -194,6 +196,42 @@ static void decode(void *arg)
 	device_pool_free(&pool);
 }
 
+static double figure(const cJSON *object, const char *name)
+{
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+
+	RIG_REQUIRE(cJSON_IsNumber(item), "no number %s", name);
+	return item->valuedouble;
+}
+
+/* What the daemon counts is what its lanes have done, the GPU's too. */
+static void counts_add_up(const struct rig_daemon *daemon)
+{
+	static const char *const names[] = { "pieces_sent",  "bytes_sent",   "pieces_landed",
+					     "bytes_landed", "pieces_local", "bytes_local" };
+	struct kvp_client *client = rig_client(daemon, "probe");
+	double all = 0, sum;
+	const cJSON *lane;
+	char *json = NULL;
+	cJSON *status;
+
+	RIG_CALL(client, kvp_inspect(client, "status", NULL, &json));
+	status = cJSON_Parse(json);
+	for (uint32_t i = 0; i < KVP_ARRAY_SIZE(names); i++) {
+		sum = 0;
+		cJSON_ArrayForEach (lane, cJSON_GetObjectItemCaseSensitive(status, "lanes"))
+			sum += figure(lane, names[i]);
+		RIG_REQUIRE(figure(cJSON_GetObjectItemCaseSensitive(status, "counters"),
+				   names[i]) == sum,
+			    "%s: lanes have %.0f: %s", names[i], sum, json);
+		all += sum;
+	}
+	RIG_REQUIRE(all > 0, "%s", json);
+	cJSON_Delete(status);
+	free(json);
+	kvp_client_close(client);
+}
+
 static void transfer(struct rig *rig, bool local, enum device_kind from, enum device_kind to)
 {
 	struct rig_daemon *here = rig_daemon_start(rig, "prefill", CONFIG);
@@ -212,6 +250,8 @@ static void transfer(struct rig *rig, bool local, enum device_kind from, enum de
 	}
 	rig_rank_start(rig, "prefill", prefill, &send);
 	rig_ranks_join(rig, SECS);
+	counts_add_up(here);
+	counts_add_up(there);
 }
 
 static void landing_ipc(struct rig *rig)

@@ -476,6 +476,7 @@ Test(lane_hostile, wants_beyond_the_window)
 	peer_wait_board(raw, board, KVP_BOARD_FAILED);
 	cr_assert_eq(board->status, KVP__STATUS__STATUS_LIMIT, "%s", board->text);
 	raw_end_rx(raw);
+	cr_assert_eq(lt_status(raw->lane).want_refused, 1);
 	raw_end(raw);
 }
 

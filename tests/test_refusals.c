@@ -75,6 +75,8 @@ static struct kvp_expect_sender *sender_of(struct kvp_expect *expect)
 	return (struct kvp_expect_sender *)expect->senders;
 }
 
+static const struct kvp_segment same_twice[] = { { 3, 2, 0, BLOB }, { 3, 2, 0, BLOB } };
+
 #define EXPECT(name, statement)                              \
 	static void expect_##name(struct kvp_expect *expect) \
 	{                                                    \
@@ -107,6 +109,7 @@ EXPECT(segment_long, segment_of(expect)->bytes = BLOB + 1)
 EXPECT(segment_empty, segment_of(expect)->bytes = 0)
 EXPECT(segment_entry, segment_of(expect)->entry = 0)
 EXPECT(segment_nowhere, segment_of(expect)->entry = 9)
+EXPECT(segment_twice, (expect->segments = same_twice, expect->n_segments = 2))
 EXPECT(meta_from, expect->meta_from = 5)
 
 struct expect_case {
@@ -151,6 +154,7 @@ static const struct expect_case expect_cases[] = {
 	CASE(segment_empty, INVALID, "bytes is 0"),
 	CASE(segment_entry, INVALID, "segments: 3", "entry 0", "no blob"),
 	CASE(segment_nowhere, INVALID, "segments: 3", "entry 9"),
+	CASE(segment_twice, INVALID, "segments.id", "3", "twice"),
 	CASE(meta_from, INVALID, "meta_from", "5"),
 };
 
@@ -290,7 +294,6 @@ static struct kvp_segment *chunk_segment(struct kvp_chunk *chunk)
 	}
 
 static const uint8_t foreign_set[] = { 0x80 };
-static const struct kvp_segment same_twice[] = { { 3, 2, 0, BLOB }, { 3, 2, 0, BLOB } };
 
 CHUNK(gap, chunk->start += 16)
 CHUNK(overlap, (chunk->start -= 16, chunk_side(chunk)->pos0 -= 16, chunk_side(chunk)->n_pages += 1))
@@ -737,4 +740,33 @@ Test(refusals, parked_offers_have_a_gauge)
 	gauge(room.dst.client, "limits.max_parked_offers", 0, 1, 0);
 	fault_close(&room);
 	support_daemon_end(&served.daemon);
+}
+
+/* Pieces that wait for slots of the receiver, at a test point. */
+Test(refusals, wants_have_a_gauge)
+{
+	struct served src, dst;
+	struct fault_room room;
+
+	serve(&src, "prefill", PEERS);
+	serve(&dst, "decode", PEERS);
+	fault_room_make(&room, 86, &src.view, &dst.view);
+	fault_connect_both(&room);
+	gauge(room.dst.client, "limits.max_wants", 0, 64, 0);
+	fault_hold(&dst.view, "grant", true);
+	fault_expect(&room);
+	fault_open(&room);
+	fault_submit(&room, FAULT_FIRST);
+	fault_held(&dst.view, "grant");
+	gauge(room.dst.client, "limits.max_wants", 1, 64, 0);
+	fault_hold(&dst.view, "grant", false);
+	fault_submit(&room, FAULT_REST);
+	fault_completes(&room);
+	fault_idle(&dst.view);
+	gauge(room.dst.client, "limits.max_wants", 0, 64, 0);
+	fault_close(&room);
+	cr_assert_eq(support_daemon_stop(&src.daemon), 0);
+	cr_assert_eq(support_daemon_stop(&dst.daemon), 0);
+	support_daemon_clean(&src.daemon);
+	support_daemon_clean(&dst.daemon);
 }
