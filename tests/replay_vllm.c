@@ -19,6 +19,9 @@
 #define LATENT 576u
 #define HEADS 4u
 #define HEAD_BYTES 64u
+#define INDEX_LAYER 100u
+#define INDEX_ROW 128u
+#define INDEX_SCALE 4u
 #define SECS 20
 
 #define DAEMON "[host]\nslots = 8\nslot_bytes = 256k\n"
@@ -29,6 +32,7 @@ enum { PUBLISHED, EXPECTED, PREFILL_DONE, DECODE_DONE };
 enum model {
 	LATENT_MODEL, /* one row a token and layer, one group */
 	HYBRID_MODEL, /* K and V heads; layers 0, 1 attend to all, 2 and 3 to a window */
+	HEADS_MODEL,  /* prefill keeps pages head by head, decode token by token; and an index */
 };
 
 /* What the router passes from prefill to decode (kv_transfer_params). */
@@ -69,7 +73,7 @@ static void pool_kv(struct rig_pool *pool, uint32_t layer, uint32_t page, const 
 	k->row_stride = row;
 	k->full_bytes = 2 * HEADS * HEAD_BYTES;
 	k->lo = w->tp_rank * row;
-	k->group = layer >= LAYERS / 2;
+	k->group = w->model == HYBRID_MODEL && layer >= LAYERS / 2;
 	v = rig_pool_blob(pool, layer, 0);
 	*v = *k;
 	v->offset += (uint64_t)page * row;
@@ -77,16 +81,70 @@ static void pool_kv(struct rig_pool *pool, uint32_t layer, uint32_t page, const 
 	v->lo += HEADS * HEAD_BYTES;
 }
 
-static void worker_start(struct worker *w, const char *name)
+/* A further entry of the same layer, `skip` bytes into each page of the first. */
+static struct kvp_entry_desc *pool_part(struct rig_pool *pool, const struct kvp_entry_desc *first,
+					uint32_t skip)
 {
-	uint32_t layer, group;
+	struct kvp_entry_desc *part = rig_pool_blob(pool, first->layer, 0);
 
-	w->client = rig_client(w->daemon, name);
-	for (layer = 0; layer < LAYERS; layer++)
+	*part = *first;
+	part->offset += skip;
+	part->bytes -= skip;
+	return part;
+}
+
+/* Pages of [K, then V][head][slot]: an entry a head. */
+static void pool_heads(struct rig_pool *pool, uint32_t layer, const struct worker *w)
+{
+	uint32_t heads = HEADS / w->tp_size, i;
+	struct kvp_entry_desc *first =
+		rig_pool_entry(pool, layer, 2 * heads * HEAD_BYTES, PAGE, BLOCKS);
+
+	first->row_stride = first->row_bytes = HEAD_BYTES;
+	first->full_bytes = 2 * HEADS * HEAD_BYTES;
+	first->lo = w->tp_rank * heads * HEAD_BYTES;
+	for (i = 1; i < 2 * heads; i++)
+		pool_part(pool, first, i * PAGE * HEAD_BYTES)->lo =
+			first->lo + i % heads * HEAD_BYTES + i / heads * HEADS * HEAD_BYTES;
+}
+
+/* Pages of index rows and their scales: all rows, then all scales. */
+static void pool_index(struct rig_pool *pool)
+{
+	struct kvp_entry_desc *rows =
+		rig_pool_entry(pool, INDEX_LAYER, INDEX_ROW + INDEX_SCALE, PAGE, BLOCKS);
+	struct kvp_entry_desc *scales;
+
+	rows->row_stride = rows->row_bytes = INDEX_ROW;
+	scales = pool_part(pool, rows, PAGE * INDEX_ROW);
+	scales->row_stride = scales->row_bytes = INDEX_SCALE;
+	scales->lo = INDEX_ROW;
+}
+
+static void pool_shape(struct worker *w)
+{
+	uint32_t layer;
+
+	for (layer = 0; layer < LAYERS; layer++) {
 		if (w->model == LATENT_MODEL)
 			(void)rig_pool_entry(&w->pool, layer, LATENT, PAGE, BLOCKS);
-		else
+		else if (w->model == HYBRID_MODEL)
 			pool_kv(&w->pool, layer, layer < LAYERS / 2 ? PAGE : WINDOW_PAGE, w);
+		else if (w->other)
+			pool_kv(&w->pool, layer, PAGE, w);
+		else
+			pool_heads(&w->pool, layer, w);
+	}
+	if (w->model == HEADS_MODEL)
+		pool_index(&w->pool);
+}
+
+static void worker_start(struct worker *w, const char *name)
+{
+	uint32_t group;
+
+	w->client = rig_client(w->daemon, name);
+	pool_shape(w);
 	rig_pool_make(&w->pool, w->client, name, 77 + w->tp_rank);
 	RIG_CALL(w->client, kvp_fence_create(w->client, LAYERS, &w->fence));
 	for (group = 0; group < 2; group++)
@@ -106,7 +164,7 @@ static void worker_stop(struct worker *w)
 
 static uint32_t worker_groups(const struct worker *w)
 {
-	return w->model == LATENT_MODEL ? 1 : 2;
+	return w->model == HYBRID_MODEL ? 2 : 1;
 }
 
 /* The side of a group from the virtual page that holds `first` on. */
@@ -148,6 +206,7 @@ static void prefill_open(struct worker *w)
 {
 	struct kvp_side_desc sides[2];
 	struct kvp_open open = KVP_OPEN_INIT;
+	uint32_t mask;
 
 	open.n_sides = worker_groups(w);
 	sides[0] = worker_side(w, 0, 0);
@@ -157,6 +216,12 @@ static void prefill_open(struct worker *w)
 	open.sender = w->tp_rank;
 	open.pool = w->pool.id;
 	open.sides = sides;
+	/* All ranks have the index; one sends it. */
+	mask = (1u << (w->pool.n_entries - 2)) - 1;
+	if (w->model == HEADS_MODEL && w->tp_rank > 0) {
+		open.entry_mask = (const uint8_t *)&mask;
+		open.mask_bytes = KVP_DIV_UP(w->pool.n_entries, 8u);
+	}
 	open.label = "request";
 	open.timers.lease_ms = w->lease_ms;
 	RIG_CALL(w->client, kvp_open(w->client, &open, NULL, NULL, &w->room));
@@ -450,6 +515,18 @@ static void page_groups(struct rig *rig)
 			       .dcp_size = 1,
 			       .interleave = 1,
 			       .window = 200,
+			       .cached = 48 },
+	      2, 1);
+	play(rig, prefill_first_run, decode_late_run);
+}
+
+static void head_major_pages(struct rig *rig)
+{
+	setup(rig,
+	      (struct worker){ .params = { .room = 84, .end = 811 },
+			       .model = HEADS_MODEL,
+			       .dcp_size = 1,
+			       .interleave = 1,
 			       .cached = 48 },
 	      2, 1);
 	play(rig, prefill_first_run, decode_late_run);
@@ -750,6 +827,7 @@ int main(int argc, char **argv)
 		{ "preempted_and_aborted", preempted_and_aborted },
 		{ "decode_preempted", decode_preempted },
 		{ "page_groups", page_groups },
+		{ "head_major_pages", head_major_pages },
 		{ "cached_at_decode", cached_at_decode },
 		{ "layerwise_save", layerwise_save },
 		{ "dcp_interleave_1", dcp_interleave_1 },

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <sys/wait.h>
 
+#include <cjson/cJSON.h>
+
 #include "client/kvpack.h"
 #include "tests/support_fake.h"
 
@@ -25,25 +27,54 @@ static void teardown(void)
 
 TestSuite(ctl, .init = setup, .fini = teardown, .timeout = 60);
 
-/* Runs it with the daemon answering json; its output of both streams is in `out`. */
-static int ctl(const char *args, const char *json)
+static const char *bin_dir(void)
 {
 	const char *bin = getenv("KVP_BIN");
-	char command[512];
+
+	return bin ? bin : "build/plain-gcc";
+}
+
+/* The exit status of a command of the shell; its output is in `out`. */
+static int shell(const char *command)
+{
+	FILE *p = popen(command, "r");
 	size_t n;
-	FILE *p;
 	int status;
 
-	(void)snprintf(fake->memfd_text, sizeof(fake->memfd_text), "%s", json ? json : "");
-	(void)snprintf(command, sizeof(command), "KVPACK_SOCKET=%s %s/kvpackctl %s 2>&1",
-		       fake->path, bin ? bin : "build/plain-gcc", args);
-	p = popen(command, "r");
 	cr_assert_not_null(p);
 	n = fread(out, 1, sizeof(out) - 1, p);
 	out[n] = '\0';
 	status = pclose(p);
 	cr_assert(WIFEXITED(status));
 	return WEXITSTATUS(status);
+}
+
+/* Runs it with the daemon answering json; its output of both streams is in `out`. */
+static int ctl(const char *args, const char *json)
+{
+	char command[512];
+
+	(void)snprintf(fake->memfd_text, sizeof(fake->memfd_text), "%s", json ? json : "");
+	(void)snprintf(command, sizeof(command), "KVPACK_SOCKET=%s %s/kvpackctl %s 2>&1",
+		       fake->path, bin_dir(), args);
+	return shell(command);
+}
+
+/* The same without a socket named, in a /run of its own where two instances serve and a third
+ * has died. */
+static int ctl_instances(const char *args, const char *json)
+{
+	char command[1024];
+
+	(void)snprintf(fake->memfd_text, sizeof(fake->memfd_text), "%s", json);
+	(void)snprintf(
+		command, sizeof(command),
+		"unset KVPACK_SOCKET; unshare -rm sh -ec 'mount -t tmpfs none /run; cd /run; "
+		"mkdir -p kvpack/a kvpack/b kvpack/dead; ln -s %s kvpack/a/sock; "
+		"ln -s %s kvpack/b/sock; ln -s /nowhere kvpack/dead/sock; cd \"$OLDPWD\"; "
+		"%s/kvpackctl %s'",
+		fake->path, fake->path, bin_dir(), args);
+	return shell(command);
 }
 
 /* The last request that came. */
@@ -150,6 +181,28 @@ Test(ctl, exit_status_says_what_is_wrong)
 	cr_expect_str_eq(out, "kvpackctl: no daemon listens on /tmp/kvpack-no-such: is kvpackd "
 			      "running? (systemctl status kvpackd)\n");
 	cr_expect_eq(ctl("version --socket /tmp/kvpack-no-such", NULL), 0);
+}
+
+Test(ctl, all_instances_are_asked)
+{
+	cJSON *json;
+
+	if (shell("unshare -rm mount -t tmpfs none /run 2>&1") != 0)
+		cr_skip_test("no namespaces here");
+	cr_expect_eq(ctl_instances("pools 2>&1", "{}"), 1, "one of them is dead");
+	cr_expect(strstr(out, "== /run/kvpack/a/sock ==\nno pools\n"), "%s", out);
+	cr_expect(strstr(out, "== /run/kvpack/b/sock ==\nno pools\n"), "%s", out);
+	cr_expect(strstr(out, "no daemon listens on /run/kvpack/dead/sock"), "%s", out);
+	cr_expect_eq(ctl_instances("--instance b pools", "{}"), 0);
+	cr_expect_str_eq(out, "no pools\n");
+	cr_expect_eq(ctl_instances("--instance dead pools 2>/dev/null", "{}"), 3);
+	cr_expect_eq(ctl_instances("--json pools 2>/dev/null", "{\"pools\":[]}"), 1);
+	json = cJSON_Parse(out);
+	cr_assert_eq(cJSON_GetArraySize(json), 2, "%s", out);
+	cr_expect_str_eq(
+		cJSON_GetStringValue(cJSON_GetObjectItem(cJSON_GetArrayItem(json, 1), "socket")),
+		"/run/kvpack/b/sock");
+	cJSON_Delete(json);
 }
 
 Test(ctl, drain_asks_first_and_shows_what_is_left)
