@@ -70,8 +70,11 @@ static int to_errno(CUresult res)
 
 int kvp_cuda_check(const struct kvp_cuda *cuda, CUresult res, const char *call)
 {
+	static struct kvp_log_limit limit = KVP_LOG_LIMIT(10, 10); /* handles are clients' */
+
 	if (res != CUDA_SUCCESS)
-		kvp_log(KVP_LOG_WARNING, "%s failed: %s", call, kvp_cuda_name(cuda, res));
+		kvp_log_limited(&limit, KVP_LOG_WARNING, "%s failed: %s", call,
+				kvp_cuda_name(cuda, res));
 	return to_errno(res);
 }
 

@@ -46,6 +46,7 @@ int kvp_ucx_lanes_read(const char *text, char *bad, size_t bad_bytes)
 
 int kvp_ucx_lanes_check(struct kvp_net_ep *ep)
 {
+	static struct kvp_log_limit limit = KVP_LOG_LIMIT(5, 10);
 	char *text = NULL, bad[32];
 	size_t bytes = 0;
 	FILE *out = open_memstream(&text, &bytes);
@@ -57,8 +58,8 @@ int kvp_ucx_lanes_check(struct kvp_net_ep *ep)
 	if (fclose(out) == 0)
 		r = kvp_ucx_lanes_read(text, bad, sizeof(bad));
 	if (r == -EPROTONOSUPPORT)
-		kvp_log(KVP_LOG_ERR, "ucx: an endpoint over %s is refused, only RDMA is wanted",
-			bad);
+		kvp_log_limited(&limit, KVP_LOG_ERR,
+				"ucx: an endpoint over %s is refused, only RDMA is wanted", bad);
 	free(text);
 	return r;
 }

@@ -241,14 +241,16 @@ void kvp_vb_conn_opened(struct kvp_vb_conn *conn)
 
 static void log_loss(const struct kvp_vb_conn *conn, int status)
 {
+	static struct kvp_log_limit limit = KVP_LOG_LIMIT(20, 10);
 	union ibv_gid gid;
 	char text[64];
 
 	memcpy(gid.raw, conn->to.gid, sizeof(gid.raw));
-	kvp_log(KVP_LOG_WARNING, "verbs %s: connection %s %s lost: %s%s%s", conn->rail->nic.device,
-		conn->in ? "from" : "to", kvp_nic_gid_text(&gid, text, sizeof(text)),
-		strerror(-status), conn->qp.reason ? ", " : "",
-		conn->qp.reason ? ibv_wc_status_str(conn->qp.reason) : "");
+	kvp_log_limited(&limit, KVP_LOG_WARNING, "verbs %s: connection %s %s lost: %s%s%s",
+			conn->rail->nic.device, conn->in ? "from" : "to",
+			kvp_nic_gid_text(&gid, text, sizeof(text)), strerror(-status),
+			conn->qp.reason ? ", " : "",
+			conn->qp.reason ? ibv_wc_status_str(conn->qp.reason) : "");
 }
 
 static void begin_drain(struct kvp_vb_conn *conn, int status)

@@ -148,6 +148,7 @@ static void binder_lost(struct kvp_vb_rail *rail)
 
 static int binder_turn(struct kvp_vb_rail *rail)
 {
+	static struct kvp_log_limit limit = KVP_LOG_LIMIT(10, 10);
 	struct kvp_vb_binder *binder = &rail->binder;
 	struct ibv_wc wc;
 	int n = 0;
@@ -160,8 +161,8 @@ static int binder_turn(struct kvp_vb_rail *rail)
 					true);
 			continue;
 		}
-		kvp_log(KVP_LOG_WARNING, "verbs %s: binding a memory window: %s", rail->nic.device,
-			ibv_wc_status_str(wc.status));
+		kvp_log_limited(&limit, KVP_LOG_WARNING, "verbs %s: binding a memory window: %s",
+				rail->nic.device, ibv_wc_status_str(wc.status));
 		binder_lost(rail);
 	}
 	if (binder->n_pending > 0 && rail->dead) {

@@ -11,6 +11,8 @@
 #include "daemon/net_verbs.h"
 #include "proto/util.h"
 
+static struct kvp_log_limit log_limit = KVP_LOG_LIMIT(20, 10);
+
 static void trouble(struct kvp_net_ep *ep)
 {
 	ep->net->n_trouble += !ep->trouble;
@@ -251,7 +253,8 @@ void kvp_vb_ep_up(struct kvp_vb_conn *conn)
 	struct kvp_vb_path *path = &ep->paths[conn->path];
 
 	if (path->failed)
-		kvp_log(KVP_LOG_NOTICE, "verbs %s: connection is back", conn->rail->nic.device);
+		kvp_log_limited(&log_limit, KVP_LOG_NOTICE, "verbs %s: connection is back",
+				conn->rail->nic.device);
 	path->failed = false;
 	path->wait_ns = KVP_VB_RETRY_MIN_NS;
 	ep->joined = true;
@@ -317,7 +320,8 @@ static void sort_items(struct kvp_net_ep *ep, uint32_t tag, uint64_t next, const
 	}
 	if (rail)
 		rail->resent += n;
-	kvp_log(KVP_LOG_NOTICE, "verbs: %u messages of a lost connection go over another", n);
+	kvp_log_limited(&log_limit, KVP_LOG_NOTICE,
+			"verbs: %u messages of a lost connection go over another", n);
 }
 
 void kvp_vb_ep_synced(struct kvp_vb_conn *conn, const struct kvp_vb_frame *frame,

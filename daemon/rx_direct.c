@@ -138,6 +138,7 @@ static int region_add(struct kvp_lane *lane, struct kvp_direct_pool *direct,
 /* One region a turn: pinning takes time in proportion to its bytes. */
 static void register_one(struct kvp_lane *lane, struct kvp_direct_pool *direct)
 {
+	static struct kvp_log_limit limit = KVP_LOG_LIMIT(10, 10); /* pools are clients' */
 	struct kvp_direct_region *region = &direct->regions[direct->n_done];
 	int r;
 
@@ -146,8 +147,8 @@ static void register_one(struct kvp_lane *lane, struct kvp_direct_pool *direct)
 	kvp_lane_call(lane, NULL);
 	lane->now_ns = kvp_lane_now();
 	if (r < 0) {
-		kvp_log(KVP_LOG_NOTICE, "lane %s: no direct writes into a pool: %s",
-			lane->config.name, direct->err[0] ? direct->err : strerror(-r));
+		kvp_log_limited(&limit, KVP_LOG_NOTICE, "lane %s: no direct writes into a pool: %s",
+				lane->config.name, direct->err[0] ? direct->err : strerror(-r));
 		forget_regions(lane, direct);
 		settle_pool(lane, direct, KVP_DIRECT_UNABLE);
 		return;
