@@ -271,6 +271,14 @@ static void conn_lose(struct kvp_client *client)
 	kvpl_requests_lose(client);
 }
 
+/* The same; of a daemon that has not greeted the text says what it did instead. */
+static void conn_mute(struct kvp_client *client, const char *did)
+{
+	if (client->conn == KVPL_GREETING)
+		(void)kvpl_fail(client, 0, KVP_STATUS_DAEMON_LOST, "%s %s", client->path, did);
+	conn_lose(client);
+}
+
 /* ---- greeting ------------------------------------------------------------------------------ */
 
 static void grave_settle(struct kvp_client *client, const struct kvpl_grave *grave)
@@ -443,7 +451,7 @@ static void sock_readable(struct kvp_client *client, unsigned max)
 			return;
 		if (n <= 0 || !packet_handle(client, (size_t)n, n_fds ? fd : -1)) {
 			if (client->session == session && client->sock >= 0)
-				conn_lose(client);
+				conn_mute(client, "has closed the connection without an answer");
 			return;
 		}
 	}
@@ -463,7 +471,7 @@ static void timer_fired(struct kvp_client *client)
 	} else if (client->timer_at >= 0 && now >= client->timer_at) {
 		client->timer_at = -1;
 		if (client->conn == KVPL_GREETING)
-			conn_lose(client);
+			conn_mute(client, "has taken the connection, but does not answer");
 		else if (client->conn == KVPL_DOWN && kvpl_conn_start(client) < 0)
 			reconnect_later(client);
 	}
@@ -552,8 +560,12 @@ int kvpl_conn_wait_up(struct kvp_client *client, int64_t deadline_ms)
 		if (client->conn == KVPL_DOWN && is_final)
 			return -ENOTCONN;
 		if (kvpl_conn_turn(client, deadline_ms) == -ETIMEDOUT)
-			return kvpl_fail(client, -ENOTCONN, KVP_STATUS_DAEMON_LOST,
-					 "not connected to %s", client->path);
+			return kvpl_fail(
+				client, -ENOTCONN, KVP_STATUS_DAEMON_LOST,
+				client->conn == KVPL_GREETING
+					? "%s has taken the connection, but does not answer"
+					: "%s is not connected",
+				client->path);
 	}
 	return 0;
 }

@@ -98,6 +98,10 @@ static int explain_open(const char *path, int r)
 			    path, path);
 	if (r == -EREMOTEIO)
 		return fail(EXIT_REFUSED, "%s refused: %s", path, kvp_last_error(NULL));
+	if (r == -ENOTCONN)
+		return fail(EXIT_NO_DAEMON,
+			    "%s: is kvpackd stopped, or does it hang? (systemctl status kvpackd)",
+			    kvp_last_error(NULL));
 	return fail(EXIT_NO_DAEMON, "%s does not answer: %s", path,
 		    kvp_last_error(NULL)[0] ? kvp_last_error(NULL) : strerror(-r));
 }

@@ -174,6 +174,25 @@ static void drain_print(const cJSON *answer)
 		(void)puts("takes new legs");
 }
 
+/* Why the exit status is 1. */
+static void print_wrong(const cJSON *answer)
+{
+	const cJSON *item;
+
+	cJSON_ArrayForEach (item, ctl_member(answer, "lanes")) {
+		if (is_lane_stuck(item))
+			(void)printf("lane %s has work and has made no turn for %.0f s\n",
+				     ctl_text(item, "name"),
+				     ctl_number(item, "last_turn_ms") / 1000);
+	}
+	cJSON_ArrayForEach (item, ctl_member(answer, "limits")) {
+		if (is_limit_hit(item))
+			(void)printf("limit reached: %s is %.0f; %.0f refused so far\n",
+				     ctl_text(item, "name"), ctl_number(item, "max"),
+				     ctl_number(item, "refused"));
+	}
+}
+
 static void status_head(const cJSON *answer)
 {
 	KVP_CLEANUP(kvp_freep) char *uptime = ctl_cell(answer, "uptime_s", CTL_SECONDS);
@@ -191,6 +210,7 @@ static void status_head(const cJSON *answer)
 	print_states(ctl_member(answer, "rooms.by_state"));
 	(void)putchar('\n');
 	print_drain(answer);
+	print_wrong(answer);
 	(void)putchar('\n');
 }
 
@@ -427,6 +447,20 @@ static void print_stages(const cJSON *stages)
 		(void)putchar('\n');
 }
 
+static void print_offers(const cJSON *offers)
+{
+	const cJSON *offer;
+
+	cJSON_ArrayForEach (offer, offers) {
+		KVP_CLEANUP(kvp_freep) char *since = ctl_cell(offer, "since_s", CTL_SECONDS);
+
+		(void)printf("%s offers it to sender %.0f, from destination %.0f: no engine here "
+			     "has opened it, for %s now\n",
+			     ctl_text(offer, "peer"), ctl_number(offer, "sender"),
+			     ctl_number(offer, "dest"), since);
+	}
+}
+
 static void room_print(const cJSON *answer)
 {
 	static const struct ctl_column legs[] = {
@@ -437,10 +471,11 @@ static void room_print(const cJSON *answer)
 		{ "RAW ROWS", "raw_rows", CTL_COUNT }, { "WAITS", "waits_s", CTL_SECONDS },
 		{ "FOR", "waits_for", CTL_TEXT },
 	};
-	const cJSON *rooms = ctl_member(answer, "rooms");
+	const cJSON *rooms = ctl_member(answer, "rooms"), *offers = ctl_member(answer, "offers");
 	const cJSON *room;
 
-	if (cJSON_GetArraySize(rooms) == 0)
+	print_offers(offers);
+	if (cJSON_GetArraySize(rooms) == 0 && cJSON_GetArraySize(offers) == 0)
 		(void)puts("no such room, live or among the last that ended");
 	cJSON_ArrayForEach (room, rooms) {
 		room_head(room);
@@ -464,7 +499,9 @@ static bool room_wrong(const cJSON *answer)
 {
 	const cJSON *rooms = ctl_member(answer, "rooms");
 
-	return cJSON_GetArraySize(rooms) == 0 || any(rooms, is_room_failed);
+	return (cJSON_GetArraySize(rooms) == 0 &&
+		cJSON_GetArraySize(ctl_member(answer, "offers")) == 0) ||
+	       any(rooms, is_room_failed);
 }
 
 static void waiting_print(const cJSON *answer)

@@ -506,9 +506,8 @@ static bool add_peer(void *arg, const struct kvp_peer_view *view)
 	const struct peer_list *list = arg;
 	const struct kvp_inspect *ask = list->ask;
 	cJSON *peer = cJSON_CreateObject();
-	uint64_t heard_ms = view->last_heard_ns && ask->now_ns > view->last_heard_ns
-				    ? (ask->now_ns - view->last_heard_ns) / MS
-				    : 0;
+	uint64_t heard_ms =
+		ask->now_ns > view->last_heard_ns ? (ask->now_ns - view->last_heard_ns) / MS : 0;
 	uint64_t retry_ms =
 		view->retry_at_ns > ask->now_ns ? (view->retry_at_ns - ask->now_ns) / MS : 0;
 
@@ -519,7 +518,10 @@ static bool add_peer(void *arg, const struct kvp_peer_view *view)
 	(void)cJSON_AddStringToObject(peer, "state", view->state);
 	add_bytes(peer, "incarnation", view->incarnation, sizeof(view->incarnation));
 	kvp_inspect_age(ask, peer, "age_s", view->since_ns);
-	kvp_inspect_num(peer, "last_heard_ms", heard_ms);
+	if (view->last_heard_ns)
+		kvp_inspect_num(peer, "last_heard_ms", heard_ms);
+	else
+		(void)cJSON_AddNullToObject(peer, "last_heard_ms"); /* never */
 	kvp_inspect_num(peer, "legs", view->holders);
 	(void)cJSON_AddNumberToObject(peer, "retry_in_s", (double)retry_ms / 1000.0);
 	(void)cJSON_AddStringToObject(peer, "transport",

@@ -6,7 +6,7 @@
  * renamed. Loop thread only.
  *
  * Whoever is no admin sees that objects of other users exist and how many, not their labels,
- * processes, handles or reasons. Keys, tokens and tags are shown to nobody.
+ * processes, handles or reasons. Keys and tokens are shown to nobody.
  */
 
 #include <stdbool.h>
@@ -45,6 +45,10 @@ cJSON *kvp_inspect_room(const struct kvp_inspect *ask);
 cJSON *kvp_inspect_waiting(const struct kvp_inspect *ask);
 cJSON *kvp_inspect_failures(const struct kvp_inspect *ask);
 cJSON *kvp_inspect_pins(const struct kvp_inspect *ask);
+
+/* Offers that no engine here has opened: as one of the causes of `waiting`, and those of a room. */
+void kvp_inspect_parked_cause(const struct kvp_inspect *ask, cJSON *list);
+void kvp_inspect_parked(const struct kvp_inspect *ask, cJSON *root, uint64_t room);
 
 /* The `limits` of the status; `lanes` has the counts of all. */
 void kvp_inspect_limits(const struct kvp_core *core, cJSON *status,

@@ -271,6 +271,8 @@ cJSON *kvp_inspect_room(const struct kvp_inspect *ask)
 	rooms.list = cJSON_AddArrayToObject(root, "rooms");
 	kvp_rooms_each(ask->core->rooms, add_match, &rooms);
 	kvp_rooms_each_ended(ask->core->rooms, add_match, &rooms);
+	if (rooms.by_room)
+		kvp_inspect_parked(ask, root, rooms.room);
 	return root;
 }
 
@@ -333,6 +335,7 @@ cJSON *kvp_inspect_waiting(const struct kvp_inspect *ask)
 		(void)cJSON_AddStringToObject(object, "example", causes.causes[i].example);
 		kvp_inspect_append(list, object);
 	}
+	kvp_inspect_parked_cause(ask, list);
 	return root;
 }
 

@@ -6,8 +6,10 @@
  */
 
 #include <getopt.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "daemon/config.h"
@@ -58,6 +60,7 @@ int main(int argc, char **argv)
 		{ NULL, 0, NULL, 0 },
 	};
 	static struct kvp_config config; /* as long as the process */
+	static char full[PATH_MAX];
 	const char *path = NULL;
 	bool check = false;
 	char err[512];
@@ -89,6 +92,8 @@ int main(int argc, char **argv)
 	}
 	if (check)
 		return check_config(&config);
+	if (path && realpath(path, full))
+		path = full; /* for displays: who asks is elsewhere */
 	kvp_log_setup(STDERR_FILENO, (enum kvp_log_level)config.log.level);
 	return kvp_daemon_run(&config, path);
 }

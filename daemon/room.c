@@ -167,7 +167,8 @@ static Kvp__Status admit_limits(struct kvp_rooms *rooms, const struct kvp_room_o
 	if (owner->n_rooms >= owner->max_rooms)
 		return kvp_room_refuse(
 			err, KVP__STATUS__STATUS_LIMIT,
-			"rooms of this client: %u, its user's max_rooms leaves it %u",
+			"rooms of this client: %u, at most %u beside its user's others: max_rooms "
+			"of [uid.N], [gid.N] or [limits]",
 			owner->n_rooms, owner->max_rooms);
 	if (rooms->n_rooms >= rooms->config->limits.max_rooms)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_LIMIT,

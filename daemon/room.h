@@ -189,6 +189,16 @@ void kvp_rooms_each_ended(struct kvp_rooms *rooms, kvp_room_view_fn *fn, void *a
 uint32_t kvp_room_legs(struct kvp_rooms *rooms, const struct kvp_room_view *view,
 		       struct kvp_room_leg_view *out, uint32_t max);
 
+/* An offer of another daemon that waits for an engine of this node to open its room. */
+struct kvp_parked_view {
+	uint64_t room, since_ns;
+	uint32_t sender, dest;
+	const char *peer; /* as long as the call */
+};
+typedef bool kvp_parked_view_fn(void *arg, const struct kvp_parked_view *view);
+/* Oldest first. */
+void kvp_rooms_each_parked(const struct kvp_rooms *rooms, kvp_parked_view_fn *fn, void *arg);
+
 struct kvp_rooms_stats {
 	uint32_t dests, sends, parked_offers;
 	uint32_t notes;       /* renewals and declines that wait for peers */

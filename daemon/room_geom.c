@@ -153,13 +153,23 @@ Kvp__Status kvp_geom_check_sides(const struct kvp_geom_end *end, char *err)
 	return KVP_ROOM_OK;
 }
 
-static void hex(const uint8_t *bytes, size_t n, char *out, size_t out_bytes)
+static bool is_text(const uint8_t *bytes, size_t n)
 {
-	size_t shown = KVP_MIN(n, (out_bytes - 4) / 2);
+	for (size_t i = 0; i < n; i++)
+		if (bytes[i] < ' ' || bytes[i] > '~')
+			return false;
+	return true;
+}
+
+/* As it is if it can be read, else in hex. */
+static void print_tag(const uint8_t *bytes, size_t n, char *out, size_t out_bytes)
+{
+	bool text = is_text(bytes, n);
+	size_t width = text ? 1 : 2, shown = KVP_MIN(n, (out_bytes - 4) / width);
 
 	for (size_t i = 0; i < shown; i++)
-		(void)snprintf(out + 2 * i, 3, "%02x", bytes[i]);
-	(void)snprintf(out + 2 * shown, 4, "%s", shown < n ? "..." : "");
+		(void)snprintf(out + width * i, 3, text ? "%c" : "%02x", bytes[i]);
+	(void)snprintf(out + width * shown, 4, "%s", shown < n ? "..." : "");
 }
 
 Kvp__Status kvp_geom_check_tags(const struct kvp_pool *pool, const ProtobufCBinaryData *tag,
@@ -174,8 +184,8 @@ Kvp__Status kvp_geom_check_tags(const struct kvp_pool *pool, const ProtobufCBina
 	if (tag->len == pool->tag_bytes &&
 	    (tag->len == 0 || memcmp(tag->data, pool->tag, tag->len) == 0))
 		return KVP_ROOM_OK;
-	hex(pool->tag, pool->tag_bytes, own, sizeof(own));
-	hex(tag->data, tag->len, other, sizeof(other));
+	print_tag(pool->tag, pool->tag_bytes, own, sizeof(own));
+	print_tag(tag->data, tag->len, other, sizeof(other));
 	return kvp_room_refuse(err, KVP__STATUS__STATUS_MISMATCH,
 			       "layout_tag is \"%s\" (%u bytes) here, \"%s\" (%zu bytes) at the "
 			       "other end",

@@ -88,7 +88,8 @@ uint32_t kvp_room_waits(const struct kvp_room *room, uint64_t *since_ns)
 	case KVP__ROOM_STATE__ROOM_CLOSING:
 		return KVP_ROOM_WAITS_END;
 	default:
-		*since_ns = atomic_load(&room->board.waits_since_ns);
+		/* The lane may have nothing to do since before the room came so far. */
+		*since_ns = KVP_MAX(*since_ns, atomic_load(&room->board.waits_since_ns));
 		return atomic_load(&room->board.waits);
 	}
 }

@@ -248,3 +248,23 @@ void kvp_park_clear(struct kvp_rooms *rooms)
 	while (rooms->parked)
 		parked_drop(rooms, rooms->parked);
 }
+
+void kvp_rooms_each_parked(const struct kvp_rooms *rooms, kvp_parked_view_fn *fn, void *arg)
+{
+	const struct kvp_room_parked *parked;
+
+	DL_FOREACH (rooms->parked, parked) {
+		const struct kvp_parked_view view = {
+			.room = parked->key.room,
+			.since_ns = parked->since_ns,
+			.sender = parked->key.index,
+			.dest = parked->msg->offer->leg->dest,
+			.peer = kvp_peer_name(parked->peer),
+		};
+
+		if (parked->ended || kvp_peer_is_self(parked->peer))
+			continue;
+		if (!fn(arg, &view))
+			return;
+	}
+}

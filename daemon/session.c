@@ -107,9 +107,9 @@ void kvp_session_end(struct kvp_session *session, const char *why)
 {
 	if (session->state == KVP_SESSION_ENDING)
 		return;
-	kvp_log_limited(&log_sessions, KVP_LOG_INFO, "client %llu %s (pid %u): session ends: %s",
-			(unsigned long long)session->owner.id, session->owner.name, session->pid,
-			why);
+	kvp_log_limited(&log_sessions, KVP_LOG_INFO, "client %llu%s%s (pid %u): session ends: %s",
+			(unsigned long long)session->owner.id, session->owner.name[0] ? " " : "",
+			session->owner.name, session->pid, why);
 	session->state = KVP_SESSION_ENDING;
 	/* Before the fences: a sender's end must reach the lane ahead of what it waits for. */
 	kvp_rooms_owner_lost(session->core->rooms, &session->owner, why);

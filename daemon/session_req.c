@@ -177,7 +177,7 @@ static Kvp__Status check_pool_limit(struct request *req)
 		return OK;
 	session->core->pools.refused++;
 	return refuse(req, KVP__STATUS__STATUS_LIMIT,
-		      "uid %u has %u pools, at most %u (max_pools of its policy)",
+		      "uid %u has %u pools, at most %u: max_pools of [uid.N], [gid.N] or [limits]",
 		      session->owner.uid, n, session->policy.max_pools);
 }
 
@@ -350,9 +350,11 @@ static Kvp__Status on_fence_register(struct request *req)
 	if (find_fence(session, msg->fence))
 		return refuse(req, KVP__STATUS__STATUS_EXISTS, "fence is %u: in use", msg->fence);
 	if (session->n_fences >= max)
-		return refuse(req, KVP__STATUS__STATUS_LIMIT,
-			      "the session has %u fences, at most %u (max_pools of its policy)",
-			      session->n_fences, max);
+		return refuse(
+			req, KVP__STATUS__STATUS_LIMIT,
+			"the session has %u fences, at most %u: max_pools of [uid.N], [gid.N] "
+			"or [limits]",
+			session->n_fences, max);
 	if (req->n_fds != 1)
 		return refuse(req, KVP__STATUS__STATUS_INVALID,
 			      "fence_register.fds: %u, allowed is 1", req->n_fds);
@@ -571,7 +573,7 @@ static Kvp__Status on_drain(struct request *req)
 
 	if (!session->admin)
 		return refuse(req, KVP__STATUS__STATUS_DENIED,
-			      "drain: uid %u is no administrator (admin of its policy)",
+			      "drain: uid %u is no administrator (admin of [uid.N] or [gid.N])",
 			      session->owner.uid);
 	if (msg->on)
 		kvp_log(KVP_LOG_NOTICE, "drain by %s (uid %u)%s%s: no new legs, %u rooms here",

@@ -200,6 +200,7 @@ static int check_side(const struct kvp_check *c, const Kvp__Side *s, struct kvp_
 
 static int check_expect_sides(struct kvp_check *c, const Kvp__Expect *m)
 {
+	const struct kvp_check whole = *c;
 	struct kvp_seen groups = { { 0 } };
 	uint32_t lists[KVP_LIMIT_GROUPS];
 	size_t n_lists = 0;
@@ -212,7 +213,7 @@ static int check_expect_sides(struct kvp_check *c, const Kvp__Expect *m)
 		r = check_side(c, s, &groups) ?:
 		    kvp_check_range(c, "pos0", s->pos0, 0, KVP_LIMIT_POSITION) ?:
 		    check_aligned(c, "pos0", s->pos0, s) ?:
-		    check_aligned(c, "expect.prefix", m->prefix, s) ?:
+		    check_aligned(&whole, "prefix", m->prefix, s) ?:
 		    kvp_check_range(c, "first", s->first, 0, m->end);
 		if (s->list)
 			lists[n_lists++] = s->list;

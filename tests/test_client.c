@@ -200,6 +200,12 @@ Test(client, a_refused_greeting_says_why)
 	cr_expect_eq(kvp_client_open(&none, &options), -EREMOTEIO);
 	cr_expect_str_eq(kvp_last_error(NULL), "refused by the script");
 	cr_expect_eq(kvp_last_status(NULL), KVP_STATUS_VERSION);
+	other->refuse_kind = 0;
+	other->is_deaf = true;
+	options.timeout_ms = 50;
+	cr_expect_eq(kvp_client_open(&none, &options), -ENOTCONN);
+	cr_expect(strstr(kvp_last_error(NULL), "taken the connection, but does not answer"), "%s",
+		  kvp_last_error(NULL));
 	options.socket = "/tmp/kvpack-test-nothing-here";
 	cr_expect_eq(kvp_client_open(&none, &options), -ENOENT);
 	cr_expect_null(none);

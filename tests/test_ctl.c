@@ -137,6 +137,12 @@ Test(ctl, room_in_full)
 	cr_expect(strstr(out, "stages: offered +0 ms, accepted +1.5 s"), "%s", out);
 	cr_expect(strstr(out, "SENDER  DEST  PEER "), "%s", out);
 	cr_expect_eq(ctl("room --label 'a b'", "{\"rooms\":[]}"), 1, "no such room");
+	cr_expect_eq(ctl("room 7", "{\"rooms\":[],\"offers\":[{\"sender\":3,\"dest\":1,"
+				   "\"peer\":\"gpu-b\",\"since_s\":2.5}]}"),
+		     0);
+	cr_expect_str_eq(out, "gpu-b offers it to sender 3, from destination 1: no engine here has "
+			      "opened it, for 2.5 s now\n");
+	cr_expect_eq(ctl("room --label 'a b'", "{\"rooms\":[]}"), 1, "no such room");
 	cr_expect_str_eq(asked()->arg, "label:a b");
 	cr_expect_eq(ctl("room 5", "{\"rooms\":[{\"state\":\"released\",\"status\":\"timeout\"}]}"),
 		     1);
@@ -159,6 +165,7 @@ Test(ctl, exit_status_says_what_is_wrong)
 	cr_expect_eq(ctl("status", "{\"node\":\"a\",\"limits\":[{\"name\":\"rooms\",\"used\":4,"
 				   "\"max\":4}]}"),
 		     1);
+	cr_expect(strstr(out, "limit reached: rooms is 4; 0 refused so far\n"), "%s", out);
 	cr_expect_eq(
 		ctl("status",
 		    "{\"node\":\"a\",\"limits\":[{\"name\":\"rooms\",\"of\":\"pool\",\"used\":4,"

@@ -96,11 +96,11 @@ static struct kvp_side_desc side(const uint32_t *pages)
 	};
 }
 
-static void expect(struct engine *engine, uint64_t room)
+static void expect_from(struct engine *engine, uint64_t room, const char *address)
 {
 	struct kvp_expect expect = KVP_EXPECT_INIT;
 	struct kvp_side_desc sides = side(dst_pages);
-	struct kvp_expect_sender sender = { kvp_node_address(engine->client), 0, 1, KVP_ROLE_DATA };
+	struct kvp_expect_sender sender = { address, 0, 1, KVP_ROLE_DATA };
 
 	expect.room = room;
 	expect.pool = engine->dst;
@@ -111,6 +111,11 @@ static void expect(struct engine *engine, uint64_t room)
 	expect.end = TOKENS;
 	expect.label = "request 7";
 	CALL(engine, kvp_expect(engine->client, &expect, NULL, NULL, &engine->expect));
+}
+
+static void expect(struct engine *engine, uint64_t room)
+{
+	expect_from(engine, room, kvp_node_address(engine->client));
 }
 
 static void open_room(struct engine *engine, uint64_t room)
@@ -262,6 +267,45 @@ Test(inspect, a_finished_room_has_its_stages, .init = setup, .fini = teardown)
 	cr_assert_eq(cJSON_GetArraySize(cJSON_GetObjectItem(json, "pins")), 0);
 	cJSON_Delete(json);
 	engine_end(&engine);
+}
+
+/* On the node where nobody opens it, too: that is where the operator has to look. */
+Test(inspect, an_offer_that_nobody_opens_is_shown_where_it_waits)
+{
+	struct kvp_client_options options = KVP_CLIENT_OPTIONS_INIT;
+	struct support_daemon prefill;
+	struct engine engine, there = { 0 };
+	uint64_t until = support_now_ms() + 10000;
+	cJSON *json = NULL;
+	int n = 0;
+
+	support_daemon_start(&daemon_, "[peer]\nlisten = 127.0.0.1:0\n");
+	support_daemon_start(&prefill, "[peer]\nlisten = 127.0.0.1:0\n");
+	options.socket = prefill.socket;
+	cr_assert_eq(kvp_client_open(&there.client, &options), 0);
+	engine_begin(&engine);
+	expect_from(&engine, 0x19, kvp_node_address(there.client));
+	while (n == 0) {
+		cr_assert_lt(support_now_ms(), until, "no offer comes");
+		cJSON_Delete(json);
+		json = ask(&there, "waiting", NULL);
+		n = cJSON_GetArraySize(cJSON_GetObjectItem(json, "waiting"));
+	}
+	cr_assert_eq(number(get(json, "waiting", 0), "count"), 1);
+	cr_assert(strstr(text(get(json, "waiting", 0), "cause"), "no engine here has opened"));
+	cr_assert_str_eq(text(get(json, "waiting", 0), "example"), "0x19 send 0");
+	cJSON_Delete(json);
+	json = ask(&there, "room", "0x19");
+	cr_assert_eq(cJSON_GetArraySize(cJSON_GetObjectItem(json, "rooms")), 0);
+	cr_assert_eq(number(get(json, "offers", 0), "sender"), 0);
+	cr_assert_neq(text(get(json, "offers", 0), "peer")[0], 0);
+	cJSON_Delete(json);
+	engine_end(&engine);
+	kvp_client_close(there.client);
+	cr_assert_eq(support_daemon_stop(&daemon_), 0);
+	cr_assert_eq(support_daemon_stop(&prefill), 0);
+	support_daemon_clean(&daemon_);
+	support_daemon_clean(&prefill);
 }
 
 /* ---- pools under rooms */

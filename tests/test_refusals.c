@@ -131,7 +131,7 @@ static const struct expect_case expect_cases[] = {
 	CASE(page_outside, DST_RANGE, "page 32", "0 to 31"),
 	CASE(page_twice, PAGE_HELD, "twice"),
 	CASE(too_few, DST_RANGE, "7 given", "8 needed"),
-	CASE(prefix_odd, ALIGNMENT, "prefix is 48", "page 16 x dcp_size 2"),
+	CASE(prefix_odd, ALIGNMENT, "expect.prefix is 48", "page 16 x dcp_size 2"),
 	CASE(prefix_late, INVALID, "prefix", "288", "256"),
 	CASE(pos0_odd, ALIGNMENT, "pos0", "16", "page 16 x dcp_size 2"),
 	CASE(pos0_late, DST_RANGE, "pos0", "32", "from 0"),
@@ -297,6 +297,7 @@ static const uint8_t foreign_set[] = { 0x80 };
 
 CHUNK(gap, chunk->start += 16)
 CHUNK(overlap, (chunk->start -= 16, chunk_side(chunk)->pos0 -= 16, chunk_side(chunk)->n_pages += 1))
+CHUNK(again, (chunk->start = 0, chunk_side(chunk)->pos0 = 0))
 CHUNK(past_end, chunk->tokens += 16)
 CHUNK(early_last, (chunk->tokens -= 16))
 CHUNK(page, ((uint32_t *)chunk->sides[0].pages)[2] = 32)
@@ -329,6 +330,7 @@ static const struct {
 } chunk_cases[] = {
 	CHUNK_CASE(gap, ORDER, "start is 144", "128"),
 	CHUNK_CASE(overlap, ORDER, "start is 112", "128"),
+	CHUNK_CASE(again, ORDER, "start is 0", "128"),
 	CHUNK_CASE(past_end, ORDER, "272", "256"),
 	CHUNK_CASE(early_last, ORDER, "last", "240", "256"),
 	CHUNK_CASE(page, SRC_RANGE, "page 32", "0 to 31"),
