@@ -417,6 +417,98 @@ static uint64_t field_load(const struct kvp_config *config, const struct kvp_con
 	return value;
 }
 
+/* Splits "host:port" or "[v6]:port"; returns 0, or -EINVAL. */
+static int split_address(const char *address, char *host, size_t host_bytes)
+{
+	const char *colon = strrchr(address, ':');
+	size_t n = colon ? (size_t)(colon - address) : 0;
+	uint64_t port;
+
+	if (n == 0 || parse_number(colon + 1, &size_units[3], &port) < 0 || port > 65535)
+		return -EINVAL;
+	if (address[0] == '[' && address[n - 1] == ']') {
+		address++;
+		n -= 2;
+	} else if (memchr(address, ':', n)) {
+		return -EINVAL; /* which colon is the last? */
+	}
+	if (n == 0 || n >= host_bytes)
+		return -EINVAL;
+
+	memcpy(host, address, n);
+	host[n] = '\0';
+	return 0;
+}
+
+int kvp_config_network(const char *text, struct kvp_network *net)
+{
+	char ip[INET6_ADDRSTRLEN];
+	size_t n = strcspn(text, "/");
+	uint64_t bits;
+
+	if (n == 0 || n >= sizeof(ip))
+		return -EINVAL;
+	memcpy(ip, text, n);
+	ip[n] = '\0';
+	*net = (struct kvp_network){ .v6 = strchr(ip, ':') != NULL };
+	if (inet_pton(net->v6 ? AF_INET6 : AF_INET, ip, net->addr) != 1)
+		return -EINVAL;
+	bits = net->v6 ? 128 : 32;
+	if (text[n] == '/' &&
+	    (parse_number(text + n + 1, &size_units[3], &bits) < 0 || bits > (net->v6 ? 128 : 32)))
+		return -EINVAL;
+	net->bits = (uint8_t)bits;
+	return 0;
+}
+
+/* ---- texts of a form of their own */
+
+static bool are_networks(const char *text)
+{
+	char list[KVP_CONFIG_LIST_MAX], *rest = list, *item;
+	struct kvp_network net;
+
+	(void)snprintf(list, sizeof(list), "%s", text); /* what is cut is refused for its length */
+	while ((item = strtok_r(rest, ", \t", &rest)))
+		if (kvp_config_network(item, &net) < 0)
+			return false;
+	return true;
+}
+
+static bool is_address(const char *text)
+{
+	char host[KVP_CONFIG_STR_MAX];
+
+	return !text[0] || split_address(text, host, sizeof(host)) == 0;
+}
+
+static bool is_gid_index(const char *text)
+{
+	return strcmp(text, "auto") == 0 ||
+	       (strlen(text) <= 3 && strspn(text, "0123456789") == strlen(text));
+}
+
+static const struct form {
+	const char *section, *key;
+	bool (*fits)(const char *text);
+	const char *allowed;
+} forms[] = {
+	{ "node", "advertise", is_address, "host:port, with brackets around an IPv6 address" },
+	{ "peer", "listen", is_address, "address:port, with brackets around an IPv6 address" },
+	{ "peer", "allow", are_networks, "networks such as 10.0.0.0/8, separated by commas" },
+	{ "verbs", "gid_index", is_gid_index, "auto, 0 to 999" },
+};
+
+/* What the key takes, if that is not the text; NULL: it is fine. */
+static const char *form_missed(const struct kvp_config_key *key, const char *text)
+{
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(forms); i++)
+		if (strcmp(forms[i].section, key->section) == 0 &&
+		    strcmp(forms[i].key, key->key) == 0 && !forms[i].fits(text))
+			return forms[i].allowed;
+	return NULL;
+}
+
 static bool key_is_text(const struct kvp_config_key *key)
 {
 	return key->type == KVP_CONFIG_STR || key->type == KVP_CONFIG_LIST;
@@ -443,7 +535,12 @@ static int store_text(struct kvp_config *config, const struct kvp_config_key *ke
 static void set_text(struct reader *reader, const struct kvp_config_key *key, const char *text,
 		     bool again)
 {
-	if (store_text(reader->config, key, text, again) < 0)
+	const char *allowed = form_missed(key, text);
+
+	if (allowed)
+		reader_fail(reader, "%s.%s = \"%s\": allowed: %s", key->section, key->key, text,
+			    allowed);
+	else if (store_text(reader->config, key, text, again) < 0)
 		reader_fail(reader, "%s.%s = \"%s\": allowed are %" PRIu64 " to %" PRIu64 " bytes",
 			    key->section, key->key, text, key->min, key->max);
 }
@@ -768,27 +865,6 @@ static bool host_is_loopback(const char *host)
 	return inet_pton(AF_INET6, host, v6) == 1 && memcmp(v6, &in6addr_loopback, sizeof(v6)) == 0;
 }
 
-/* Splits "host:port" or "[v6]:port"; returns 0, or -EINVAL. */
-static int split_address(const char *address, char *host, size_t host_bytes)
-{
-	const char *colon = strrchr(address, ':');
-	size_t n = colon ? (size_t)(colon - address) : 0;
-	uint64_t port;
-
-	if (n == 0 || parse_number(colon + 1, &size_units[3], &port) < 0 || port > 65535)
-		return -EINVAL;
-	if (address[0] == '[' && address[n - 1] == ']') {
-		address++;
-		n -= 2;
-	}
-	if (n == 0 || n >= host_bytes)
-		return -EINVAL;
-
-	memcpy(host, address, n);
-	host[n] = '\0';
-	return 0;
-}
-
 static const char *check_order(const struct kvp_config *config)
 {
 	if (config->peer.lost_after_ns < 2 * config->peer.heartbeat_ns)
@@ -802,10 +878,6 @@ static const char *check_order(const struct kvp_config *config)
 	if (config->verbs.mtu > 0 &&
 	    (config->verbs.mtu < 256 || (config->verbs.mtu & (config->verbs.mtu - 1)) != 0))
 		return "verbs.mtu must be 0, 256, 512, 1024, 2048 or 4096";
-	if (strcmp(config->verbs.gid_index, "auto") != 0 &&
-	    (strlen(config->verbs.gid_index) > 3 ||
-	     strspn(config->verbs.gid_index, "0123456789") != strlen(config->verbs.gid_index)))
-		return "verbs.gid_index must be auto or a number up to 999";
 	return NULL;
 }
 

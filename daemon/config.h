@@ -72,6 +72,13 @@ enum kvp_allow {
 	KVP_ALLOW_ALL,    /* whoever can open the socket */
 };
 
+/* One of peer.allow. */
+struct kvp_network {
+	uint8_t addr[16];
+	uint8_t bits; /* of it, from the left */
+	bool v6;
+};
+
 /* What one user may do: a [uid.N] or [gid.N] section, or the defaults. */
 struct kvp_policy {
 	bool is_gid;
@@ -248,6 +255,9 @@ int kvp_config_read(struct kvp_config *config, FILE *file, const char *name, cha
  */
 int kvp_config_policy(const struct kvp_config *config, uint32_t uid, uint32_t gid,
 		      struct kvp_policy *policy);
+
+/* "10.0.0.0/8", "::1"; 0, or -EINVAL. */
+int kvp_config_network(const char *text, struct kvp_network *net);
 
 /* Writes every key with its value now in force, in the syntax of the file. */
 void kvp_config_print(const struct kvp_config *config, FILE *out);

@@ -243,7 +243,9 @@ int kvp_nic_list(struct kvp_nic *nics, const struct kvp_nic_wish *wish, char *er
 		look_at(list[i], nics, &n, wish, err, err_bytes);
 	if (list)
 		ibv_free_device_list(list);
-	if (n == 0 && err[0] == '\0')
+	if (n_devices == 0)
+		(void)snprintf(err, err_bytes, "this machine has no RDMA device");
+	else if (n == 0 && err[0] == '\0')
 		(void)snprintf(err, err_bytes, "no RDMA device%s%s among %d",
 			       wish->devices[0] ? " " : "", wish->devices, n_devices);
 	return n;

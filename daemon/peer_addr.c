@@ -60,34 +60,6 @@ void kvp_peer_print_addr(const struct sockaddr *addr, char *out, size_t out_byte
 	}
 }
 
-static int net_parse(struct kvp_peer_net *net, const char *text)
-{
-	char ip[INET6_ADDRSTRLEN];
-	const char *slash = strchr(text, '/');
-	size_t n = slash ? (size_t)(slash - text) : strlen(text);
-	unsigned long bits;
-	char *end;
-
-	if (n == 0 || n >= sizeof(ip))
-		return -EINVAL;
-	memcpy(ip, text, n);
-	ip[n] = '\0';
-	net->v6 = strchr(ip, ':') != NULL;
-	if (inet_pton(net->v6 ? AF_INET6 : AF_INET, ip, net->addr) != 1)
-		return -EINVAL;
-	bits = net->v6 ? 128 : 32;
-	if (slash) {
-		unsigned long max = bits;
-
-		errno = 0;
-		bits = strtoul(slash + 1, &end, 10);
-		if (errno || end == slash + 1 || *end || bits > max)
-			return -EINVAL;
-	}
-	net->bits = (uint8_t)bits;
-	return 0;
-}
-
 int kvp_peer_parse_allow(struct kvp_peers *peers, const char *list, char *err, size_t err_bytes)
 {
 	KVP_CLEANUP(kvp_freep) char *copy = strdup(list);
@@ -97,14 +69,14 @@ int kvp_peer_parse_allow(struct kvp_peers *peers, const char *list, char *err, s
 		return -ENOMEM;
 	for (char *item = strtok_r(copy, ", \t", &save); item;
 	     item = strtok_r(NULL, ", \t", &save)) {
-		struct kvp_peer_net *grown =
+		struct kvp_network *grown =
 			realloc(peers->allow, (peers->n_allow + 1) * sizeof(*grown));
 
 		if (!grown)
 			return -ENOMEM;
 		peers->allow = grown;
 		memset(&grown[peers->n_allow], 0, sizeof(*grown));
-		if (net_parse(&grown[peers->n_allow], item) < 0) {
+		if (kvp_config_network(item, &grown[peers->n_allow]) < 0) {
 			(void)snprintf(err, err_bytes,
 				       "peer.allow: \"%s\" is no network such as 10.0.0.0/8", item);
 			return -EINVAL;
@@ -143,7 +115,7 @@ bool kvp_peer_allowed(const struct kvp_peers *peers, const struct sockaddr *addr
 	const uint8_t *bytes = addr_bytes(addr, &v6);
 
 	for (uint32_t i = 0; i < peers->n_allow; i++) {
-		const struct kvp_peer_net *net = &peers->allow[i];
+		const struct kvp_network *net = &peers->allow[i];
 
 		if (net->v6 == v6 && bits_equal(net->addr, bytes, net->bits))
 			return true;

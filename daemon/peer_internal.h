@@ -69,12 +69,6 @@ struct kvp_peer_looped {
 	struct kvp_peer_looped *next;
 };
 
-struct kvp_peer_net { /* one of peer.allow */
-	uint8_t addr[16];
-	uint8_t bits;
-	bool v6;
-};
-
 struct kvp_peers {
 	uv_loop_t *loop;
 	const struct kvp_config *config;
@@ -93,7 +87,7 @@ struct kvp_peers {
 	struct kvp_peer *self; /* in the list too; made on first use */
 	struct kvp_peer_ep *eps;
 	struct kvp_peer_looped *looped, **looped_tail;
-	struct kvp_peer_net *allow; /* owned */
+	struct kvp_network *allow; /* owned */
 	uint32_t n_allow;
 	uv_tcp_t listener;
 	uv_idle_t idle;                     /* runs while `looped` has something */

@@ -130,6 +130,12 @@ Test(config, refusals_name_line_key_value_and_range)
 		{ "[ucx]\nport_lo = 1000\n", "both be given" },
 		{ "[ucx]\nport_lo = 1000\nport_hi = 999\n", "port_hi must not be below" },
 		{ "[ucx]\nport_lo = 65536\n", "allowed: 0 to 65535" },
+		{ "[peer]\nallow = 10.0.0.0/8, 10.0.0.0/33\n",
+		  "test.conf:2: peer.allow = \"10.0.0.0/8, 10.0.0.0/33\": allowed: networks" },
+		{ "[peer]\nallow = ::1/x\n", "allowed: networks" },
+		{ "[peer]\nlisten = ::1:7470\n", "allowed: address:port, with brackets" },
+		{ "[node]\nadvertise = gpu-a\n", "test.conf:2: node.advertise = \"gpu-a\"" },
+		{ "[verbs]\ngid_index = 1000\n", "test.conf:2: verbs.gid_index = \"1000\"" },
 	};
 
 	for (size_t i = 0; i < sizeof(refusals) / sizeof(refusals[0]); i++) {
