@@ -116,7 +116,7 @@ struct kvp_share {
 	uint32_t refs;
 	uint32_t land_slots;     /* granted to it */
 	uint32_t pack_slots;     /* pieces of it that hold one */
-	uint32_t ahead;          /* of those, packed without a grant */
+	uint32_t ahead;          /* of those, packed without a grant, and not granted yet */
 	struct kvp_rx_legs legs; /* with wants in their queue; served in turns */
 	bool queued;             /* in lane->shares */
 	TAILQ_ENTRY(kvp_share) link;
@@ -172,7 +172,8 @@ struct kvp_link {
 	uint64_t in_flight;           /* packed bytes among them */
 	struct kvp_tx_legs ready;     /* legs with a piece to want, served in turns */
 	struct kvp_tx_pieces wanted;  /* no grant yet, not packed */
-	struct kvp_tx_pieces granted; /* to be packed, sent */
+	struct kvp_tx_pieces granted; /* to be packed; without packing, to be sent */
+	struct kvp_tx_pieces packed;  /* granted and packed, to be sent */
 	struct kvp_raw_cursor raw;    /* of the first of them, without packing */
 	struct kvp_tx_legs tx_legs;   /* all that send here */
 	struct kvp_returns returns;
@@ -368,7 +369,7 @@ struct kvp_tx_piece {
 	uint64_t bytes, total;
 	uint64_t since_ns;
 	TAILQ_ENTRY(kvp_tx_piece) order; /* leg->order; also the free list */
-	TAILQ_ENTRY(kvp_tx_piece) queue; /* link->wanted, link->granted */
+	TAILQ_ENTRY(kvp_tx_piece) queue; /* link->wanted, link->granted, link->packed */
 	TAILQ_ENTRY(kvp_tx_piece) moving;
 };
 
@@ -554,6 +555,12 @@ uint32_t kvp_link_tend(struct kvp_link *link);
 void kvp_link_return(struct kvp_link *link, uint64_t generation, uint32_t sender);
 void kvp_share_put(struct kvp_lane *lane, struct kvp_share *share);
 
+/* Has it pieces with a grant? */
+static inline bool kvp_link_to_send(const struct kvp_link *link)
+{
+	return !TAILQ_EMPTY(&link->granted) || !TAILQ_EMPTY(&link->packed);
+}
+
 static inline bool kvp_link_open(const struct kvp_link *link)
 {
 	return link && link->state == KVP_LINK_OPEN && !link->full;
@@ -698,7 +705,8 @@ const uint8_t *kvp_tx_blob(const struct kvp_tx *tx, const struct kvp_order_chunk
 void kvp_tx_gathered(struct kvp_tx_piece *piece);
 /* Copies the piece into a slot, for all legs that can use the same. False: no slot now. */
 bool kvp_tx_pack(struct kvp_tx_piece *piece);
-/* The piece has its grant, or goes. */
+/* The piece has a slot, and waits for its grant; it has its grant, or goes. */
+void kvp_tx_is_ahead(struct kvp_tx_piece *piece);
 void kvp_tx_not_ahead(struct kvp_tx_piece *piece);
 void kvp_tx_slot_put(struct kvp_tx_piece *piece);
 void kvp_tx_grant(struct kvp_lane *lane, const struct kvp_wire_grant *msg);

@@ -73,9 +73,11 @@ static void count_link_holds(const struct kvp_link *link, uint32_t *holds)
 	TAILQ_FOREACH (leg, &link->ready, ready_link)
 		holds[KVP_HOLD_WANT]++;
 	TAILQ_FOREACH (piece, &link->granted, queue) {
-		holds[KVP_HOLD_GATHER] += !piece->slot;
-		holds[KVP_HOLD_SEND] += piece->slot || !link->lane->config.pack;
+		holds[KVP_HOLD_GATHER]++;
+		holds[KVP_HOLD_SEND] += !link->lane->config.pack;
 	}
+	TAILQ_FOREACH (piece, &link->packed, queue)
+		holds[KVP_HOLD_SEND]++;
 	TAILQ_FOREACH (landed, &link->landed, queue)
 		holds[KVP_HOLD_LANDED]++;
 	holds[KVP_HOLD_GRANT] += link->wants_queued;

@@ -155,6 +155,7 @@ void kvp_link_add(struct kvp_lane *lane, struct kvp_order_ep *order)
 	TAILQ_INIT(&link->ready);
 	TAILQ_INIT(&link->wanted);
 	TAILQ_INIT(&link->granted);
+	TAILQ_INIT(&link->packed);
 	TAILQ_INIT(&link->tx_legs);
 	STAILQ_INIT(&link->returns);
 	STAILQ_INIT(&link->free_blocks);

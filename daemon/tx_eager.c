@@ -18,18 +18,22 @@ static bool may_go(const struct kvp_tx_piece *piece)
 	/* Legs that pack alike wait for each other, to share the slot. */
 	return piece->bytes > 0 && piece->bytes <= KVP_WIRE_EAGER_BYTES && leg->n_order == 0 &&
 	       !kvp_lane_on_gpu(lane) && !leg->alike->alike_next && link->wants_out == 0 &&
-	       link->sending == 0 && TAILQ_EMPTY(&link->granted) && lane->config.pack &&
-	       !lane->config.net->put && !kvp_lane_held(lane, KVP_HOLD_GATHER) &&
-	       !kvp_lane_held(lane, KVP_HOLD_SEND);
+	       link->sending == 0 && !kvp_link_to_send(link) && lane->config.pack &&
+	       lane->ahead < lane->pack.n / 2 && !lane->config.net->put &&
+	       !kvp_lane_held(lane, KVP_HOLD_GATHER) && !kvp_lane_held(lane, KVP_HOLD_SEND);
 }
 
+/* It is in no list yet. If the receiver has no room for it, its slot waits for a grant like those
+ * that were packed ahead, and what has been granted must find others. */
 static bool pack_now(struct kvp_tx_piece *piece)
 {
 	bool packed;
 
-	piece->state = KVP_TX_GRANTED; /* it is sent now: not one of those packed ahead */
+	piece->state = KVP_TX_SENT;
 	packed = kvp_tx_pack(piece);
 	piece->state = KVP_TX_WANTED;
+	if (packed)
+		kvp_tx_is_ahead(piece);
 	return packed;
 }
 

@@ -320,6 +320,13 @@ void kvp_tx_slot_put(struct kvp_tx_piece *piece)
 	kvp_tx_not_ahead(piece);
 }
 
+void kvp_tx_is_ahead(struct kvp_tx_piece *piece)
+{
+	piece->ahead = true;
+	piece->leg->tx->lane->ahead++;
+	piece->leg->link->share->ahead++;
+}
+
 /* The piece uses the slot from now on; without a grant it was packed ahead. */
 static void use_slot(struct kvp_tx_piece *piece, struct kvp_slot *slot)
 {
@@ -329,9 +336,10 @@ static void use_slot(struct kvp_tx_piece *piece, struct kvp_slot *slot)
 	link->share->pack_slots++;
 	if (piece->state == KVP_TX_WANTED) {
 		TAILQ_REMOVE(&link->wanted, piece, queue);
-		piece->ahead = true;
-		link->lane->ahead++;
-		link->share->ahead++;
+		kvp_tx_is_ahead(piece);
+	} else if (piece->state == KVP_TX_GRANTED) {
+		TAILQ_REMOVE(&link->granted, piece, queue);
+		TAILQ_INSERT_TAIL(&link->packed, piece, queue);
 	}
 	if (kvp_mover_over(&link->lane->mover, slot->ticket)) {
 		kvp_tx_gathered(piece);

@@ -173,12 +173,20 @@ bool kvp_tx_give(struct kvp_tx_piece *piece, const uint8_t *from, uint64_t offse
 	return true;
 }
 
+/* Where a piece with a grant waits. */
+static struct kvp_tx_pieces *queue_of(const struct kvp_tx_piece *piece)
+{
+	struct kvp_link *link = piece->leg->link;
+
+	return piece->slot ? &link->packed : &link->granted;
+}
+
 /* All of the piece is the transport's. */
 static void piece_given(struct kvp_tx_piece *piece)
 {
 	struct kvp_tx *tx = piece->leg->tx;
 
-	TAILQ_REMOVE(&piece->leg->link->granted, piece, queue);
+	TAILQ_REMOVE(queue_of(piece), piece, queue);
 	piece->state = KVP_TX_SENT;
 	tx->n_granted--;
 	tx->n_sent++;
@@ -192,46 +200,29 @@ static uint64_t packed_most(const struct kvp_lane *lane)
 	return kvp_lane_on_gpu(lane) ? UINT64_MAX : KVP_LANE_PACKED_BYTES;
 }
 
-/* Advances one granted piece: 1 sent, 0 kept at a test point or with the GPU, -1 nothing more goes
- * now. */
-static int piece_advance(struct kvp_tx_piece *piece, uint64_t *budget)
+/* 1: all of it is the transport's, 0: the GPU still packs it, or its runs have not come, -1:
+ * nothing more goes now. */
+static int send_one(struct kvp_tx_piece *piece)
 {
-	struct kvp_lane *lane = piece->leg->tx->lane;
+	const uint8_t *from = kvp_slot_place(piece->slot, piece->kind);
 
-	if (!piece->slot && kvp_lane_held(lane, KVP_HOLD_GATHER))
-		return 0;
-	if (!lane->config.pack) {
-		if (kvp_lane_held(lane, KVP_HOLD_SEND))
-			return 0;
-		return kvp_tx_raw(piece) ? 1 : -1;
-	}
-	if (!piece->slot) {
-		if (*budget < piece->bytes || piece->leg->link->in_flight >= packed_most(lane) ||
-		    !kvp_tx_pack(piece))
-			return -1;
-		*budget -= piece->bytes;
-	}
-	if (kvp_lane_held(lane, KVP_HOLD_SEND) ||
-	    !kvp_mover_over(&lane->mover, piece->slot->ticket))
+	if (!kvp_mover_over(&piece->leg->tx->lane->mover, piece->slot->ticket))
 		return 0;
 	if (piece->direct)
 		return kvp_tx_direct(piece);
-	return kvp_tx_give(piece, kvp_slot_place(piece->slot, piece->kind), 0, piece->bytes) ? 1
-											     : -1;
+	return kvp_tx_give(piece, from, 0, piece->bytes) ? 1 : -1;
 }
 
-uint32_t kvp_tx_sends(struct kvp_link *link)
+static uint32_t send_packed(struct kvp_link *link)
 {
 	struct kvp_tx_piece *piece, *next;
-	/* A piece of any size goes when it is the first. */
-	uint64_t budget = kvp_lane_on_gpu(link->lane)
-				  ? KVP_LANE_TURN_GPU_BYTES
-				  : KVP_MAX((uint64_t)KVP_LANE_TURN_GATHER_BYTES,
-					    link->lane->pack.slot_bytes);
 	uint32_t n = 0;
 
-	for (piece = TAILQ_FIRST(&link->granted); piece && kvp_link_open(link); piece = next) {
-		int r = piece_advance(piece, &budget);
+	if (kvp_lane_held(link->lane, KVP_HOLD_SEND))
+		return 0;
+
+	for (piece = TAILQ_FIRST(&link->packed); piece && kvp_link_open(link); piece = next) {
+		int r = send_one(piece);
 
 		next = TAILQ_NEXT(piece, queue);
 		if (r < 0)
@@ -244,6 +235,62 @@ uint32_t kvp_tx_sends(struct kvp_link *link)
 	return n;
 }
 
+/* Without packing: pieces in the order of their grants. */
+static uint32_t send_raw(struct kvp_link *link)
+{
+	struct kvp_lane *lane = link->lane;
+	struct kvp_tx_piece *piece;
+	uint32_t n = 0;
+
+	if (kvp_lane_held(lane, KVP_HOLD_GATHER) || kvp_lane_held(lane, KVP_HOLD_SEND))
+		return 0;
+
+	while ((piece = TAILQ_FIRST(&link->granted)) && kvp_link_open(link) && kvp_tx_raw(piece)) {
+		piece_given(piece);
+		n++;
+	}
+	return n;
+}
+
+/* The next piece that has a grant and no slot. It is packed then, and with it others that share its
+ * slot. */
+static bool pack_next(struct kvp_link *link, uint64_t *budget)
+{
+	struct kvp_tx_piece *piece = TAILQ_FIRST(&link->granted);
+	uint64_t bytes;
+
+	if (!piece || !kvp_link_open(link) || kvp_lane_held(link->lane, KVP_HOLD_GATHER))
+		return false;
+
+	bytes = piece->bytes;
+	if (*budget < bytes || link->in_flight >= packed_most(link->lane) || !kvp_tx_pack(piece))
+		return false;
+	*budget -= bytes;
+	return true;
+}
+
+/*
+ * What is packed goes first, whatever was granted before it: its slot may be what an older piece
+ * without one waits for.
+ */
+uint32_t kvp_tx_sends(struct kvp_link *link)
+{
+	/* A piece of any size goes when it is the first. */
+	uint64_t budget = kvp_lane_on_gpu(link->lane)
+				  ? KVP_LANE_TURN_GPU_BYTES
+				  : KVP_MAX((uint64_t)KVP_LANE_TURN_GATHER_BYTES,
+					    link->lane->pack.slot_bytes);
+	uint32_t n;
+
+	if (!link->lane->config.pack)
+		return send_raw(link);
+
+	n = send_packed(link);
+	while (pack_next(link, &budget))
+		n += send_packed(link);
+	return n;
+}
+
 uint32_t kvp_tx_ahead(struct kvp_link *link)
 {
 	struct kvp_lane *lane = link->lane;
@@ -251,7 +298,7 @@ uint32_t kvp_tx_ahead(struct kvp_link *link)
 	uint32_t n = 0;
 
 	if (!lane->config.pack || kvp_lane_held(lane, KVP_HOLD_GATHER) || !kvp_link_open(link) ||
-	    !TAILQ_EMPTY(&link->granted) || link->sending > 0)
+	    kvp_link_to_send(link) || link->sending > 0)
 		return 0;
 
 	while (n < AHEAD_PER_TURN && lane->ahead < KVP_MIN(lane->pack.n / 2, AHEAD_PER_TURN) &&
@@ -306,7 +353,7 @@ void kvp_tx_grant(struct kvp_lane *lane, const struct kvp_wire_grant *msg)
 	piece->leg->link->wants_out--;
 	tx->n_wanted--;
 	tx->n_granted++;
-	TAILQ_INSERT_TAIL(&piece->leg->link->granted, piece, queue);
+	TAILQ_INSERT_TAIL(queue_of(piece), piece, queue);
 	kvp_board_once(&tx->order->board->first_grant_ns, lane->now_ns);
 	atomic_fetch_or_explicit(&tx->order->board->moved,
 				 piece->direct ? KVP_MOVED_DIRECT : KVP_MOVED_LANDING,
@@ -383,6 +430,7 @@ static void piece_orphan(struct kvp_tx_piece *piece)
 {
 	struct kvp_tx_leg *leg = piece->leg;
 
+	kvp_tx_not_ahead(piece);
 	TAILQ_REMOVE(&leg->order_list, piece, order);
 	leg->n_order--;
 	piece->slot->user = NULL;
@@ -470,7 +518,7 @@ static bool piece_unwant(struct kvp_tx_piece *piece)
 		tx->n_wanted--;
 		return true;
 	case KVP_TX_GRANTED:
-		TAILQ_REMOVE(&link->granted, piece, queue);
+		TAILQ_REMOVE(queue_of(piece), piece, queue);
 		if (link->raw.piece == piece)
 			link->raw.piece = NULL;
 		tx->n_granted--;

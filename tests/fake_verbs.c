@@ -69,7 +69,9 @@ struct kvp_fake kvp_fake;
 static struct fake_qp *qps[N_MAX];
 static struct fake_mr *mrs[N_MAX];
 static struct fake_mw *mws[N_MAX];
+static struct fake_cq *cqs[N_MAX];
 static bool holding_writes;
+static uint64_t binds_most = UINT64_MAX;
 #define DEVICE(n)                                                                                \
 	{                                                                                        \
 		.node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB, .name = "fake" #n, \
@@ -103,6 +105,7 @@ static void unlockp(int *unused)
 void kvp_fake_reset(void)
 {
 	holding_writes = false;
+	binds_most = UINT64_MAX;
 	kvp_fake = (struct kvp_fake){
 		.n_devices = 1,
 		.port_state = IBV_PORT_ACTIVE,
@@ -129,6 +132,14 @@ static void wake(int fd)
 	assert(write(fd, &one, sizeof(one)) == sizeof(one));
 }
 
+static void tell(struct fake_cq *cq)
+{
+	if (!cq->armed || !cq->cq.channel)
+		return;
+	cq->armed = false;
+	wake(cq->cq.channel->fd);
+}
+
 static void complete(struct ibv_cq *ibv, const struct ibv_wc *wc)
 {
 	struct fake_cq *cq = KVP_CONTAINER_OF(ibv, struct fake_cq, cq);
@@ -137,10 +148,7 @@ static void complete(struct ibv_cq *ibv, const struct ibv_wc *wc)
 	assert(entry);
 	entry->wc = *wc;
 	STAILQ_INSERT_TAIL(&cq->wcs, entry, link);
-	if (cq->armed && cq->cq.channel) {
-		cq->armed = false;
-		wake(cq->cq.channel->fd);
-	}
+	tell(cq);
 }
 
 /* ---- running requests */
@@ -319,11 +327,18 @@ static enum ibv_wc_status run(struct fake_qp *qp, const struct fake_wr *send)
 }
 
 /* With the queue pair in the error state nothing waits. */
-static bool is_held(const struct fake_qp *qp, const struct fake_wr *send)
+static bool is_held_write(const struct fake_qp *qp, const struct fake_wr *send)
 {
 	return holding_writes && qp->qp.state != IBV_QPS_ERR && bytes_of(&send->wr) > 0 &&
 	       (send->wr.opcode == IBV_WR_RDMA_WRITE ||
 		send->wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM);
+}
+
+static bool is_held(const struct fake_qp *qp, const struct fake_wr *send)
+{
+	if (send->wr.opcode == IBV_WR_BIND_MW)
+		return kvp_fake.n_binds >= binds_most && qp->qp.state != IBV_QPS_ERR;
+	return is_held_write(qp, send);
 }
 
 bool kvp_fake_step(struct ibv_qp *ibv)
@@ -703,6 +718,7 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_cont
 {
 	LOCKED();
 	struct fake_cq *cq = calloc(1, sizeof(*cq));
+	uint32_t i = 0;
 
 	(void)comp_vector;
 	assert(cq);
@@ -711,6 +727,10 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_cont
 	cq->cq.channel = channel;
 	cq->cq.cq_context = cq_context;
 	cq->cq.cqe = cqe;
+	while (i < N_MAX && cqs[i])
+		i++;
+	assert(i < N_MAX);
+	cqs[i] = cq;
 	kvp_fake.n_cqs++;
 	return &cq->cq;
 }
@@ -723,6 +743,9 @@ int ibv_destroy_cq(struct ibv_cq *ibv)
 
 	while (poll_cq(ibv, 1, &wc) > 0)
 		;
+	for (uint32_t i = 0; i < N_MAX; i++)
+		if (cqs[i] == cq)
+			cqs[i] = NULL;
 	free(cq);
 	kvp_fake.n_cqs--;
 	return 0;
@@ -903,6 +926,24 @@ void kvp_fake_hold_writes(bool on)
 		;
 }
 
+void kvp_fake_hold_binds(uint64_t after)
+{
+	LOCKED();
+
+	binds_most = after;
+	while (after == UINT64_MAX && step_any())
+		;
+}
+
+void kvp_fake_stray_events(void)
+{
+	LOCKED();
+
+	for (uint32_t i = 0; i < N_MAX; i++)
+		if (cqs[i])
+			tell(cqs[i]);
+}
+
 uint32_t kvp_fake_held(void)
 {
 	LOCKED();
@@ -914,7 +955,7 @@ uint32_t kvp_fake_held(void)
 		if (!qps[i])
 			continue;
 		STAILQ_FOREACH (send, &qps[i]->sends, link)
-			n += is_held(qps[i], send);
+			n += is_held_write(qps[i], send);
 	}
 	return n;
 }

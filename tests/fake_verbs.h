@@ -60,6 +60,12 @@ bool kvp_fake_step(struct ibv_qp *qp);
 void kvp_fake_hold_writes(bool on);
 /* Any thread: writes that wait. */
 uint32_t kvp_fake_held(void);
+/* Any thread: bindings of windows wait once so many have run since the reset, and what is behind
+ * them on their queue pairs; UINT64_MAX: all that waits runs. */
+void kvp_fake_hold_binds(uint64_t after);
+/* A late word of a completion that was taken before: all queues that are armed tell, and are armed
+ * no more. */
+void kvp_fake_stray_events(void);
 /* Any thread: a copy of kvp_fake. */
 struct kvp_fake kvp_fake_look(void);
 

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "proto/kvpack.pb-c.h"
+#include "proto/wire.h"
 #include "tests/fake_verbs.h"
 #include "tests/support_lane.h"
 
@@ -182,6 +183,47 @@ Test(direct, a_window_for_each_leg)
 		cr_assert_eq(kvp_fake_look().n_binds, binds + 2, "bound and taken back");
 		cr_assert_eq(kvp_fake_look().n_mws, 1, "used again");
 	}
+	scene_end(scene, true);
+}
+
+/* Three ranks that need the same rows. */
+static void equal_dests(struct scene *scene, struct lt_pool *more)
+{
+	struct lt_shape shape = scene->dst.shape;
+
+	scene->room.n_dests = 3;
+	for (uint32_t i = 0; i < 2; i++) {
+		shape.seed = 10 + i;
+		lt_pool_make(&more[i], &scene->lt, scene->to, &shape);
+		scene->room.dests[i + 1].pool = &more[i];
+	}
+}
+
+/*
+ * One of them is known to the device before the others: its pieces have their grants first. Those
+ * of the others come behind them and hold slots already, since they share them.
+ */
+Test(direct, equal_destinations_whose_windows_come_late)
+{
+	struct scene *scene =
+		scene_make(&(struct modes){ .from = KVP_DATA_DIRECT, .to = KVP_DATA_DIRECT });
+	struct lt_pool more[2];
+
+	equal_dests(scene, more);
+	lt_hold(scene->from, KVP_HOLD_GATHER, true);
+	kvp_fake_hold_binds(kvp_fake_look().n_binds + 1);
+	lt_room_begin(&scene->room);
+	lt_submit_all(&scene->room, 0, 700);
+	lt_wait_held(&scene->lt, scene->from, KVP_HOLD_GATHER, KVP_WIRE_LEG_WINDOW);
+	kvp_fake_hold_binds(UINT64_MAX);
+	lt_wait_held(&scene->lt, scene->from, KVP_HOLD_GATHER, 3 * KVP_WIRE_LEG_WINDOW);
+	lt_hold(scene->from, KVP_HOLD_GATHER, false);
+	lt_room_complete(&scene->room);
+	lt_room_check(&scene->room);
+	cr_assert_gt(lt_status(scene->from).shared, 0);
+	lt_room_end(&scene->room);
+	for (uint32_t i = 0; i < 2; i++)
+		lt_pool_end(&more[i]);
 	scene_end(scene, true);
 }
 

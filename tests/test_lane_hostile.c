@@ -14,6 +14,8 @@
 
 #define SLOT 65536u
 #define END 2000u
+#define N_PLACES 64u
+#define PLACE_BYTES ((size_t)SLOT + KVP_NET_TAIL_BYTES)
 
 struct raw {
 	struct lt lt;
@@ -30,7 +32,11 @@ struct raw {
 	struct kvp_wire_want want; /* the first of a proper room */
 	struct kvp_net_key key;    /* of the last grant */
 	bool has_key;
-	bool whole; /* payloads have their headers behind them: only one at a time in a slot */
+	bool whole;      /* payloads have their headers behind them: only one at a time in a slot */
+	uint8_t *places; /* landing slots, of a transport that writes into them */
+	uint32_t n_granted;
+	uint64_t data[N_PLACES]; /* tokens of payloads, oldest first */
+	uint32_t n_data;
 };
 
 /* ---- the peer's transport -------------------------------------------------------------------- */
@@ -48,6 +54,8 @@ static void *on_message(void *arg, const void *hdr, size_t hdr_bytes, size_t byt
 	}
 	if (bytes == 0 && raw->n_got < KVP_ARRAY_SIZE(raw->got))
 		memcpy(&raw->got[raw->n_got++], hdr, hdr_bytes);
+	if (bytes > 0 && grant->head.type == KVP_WIRE_DATA && raw->n_data < N_PLACES)
+		raw->data[raw->n_data++] = ((const struct kvp_wire_data *)hdr)->token;
 	return NULL;
 }
 
@@ -314,6 +322,7 @@ static void raw_end(struct raw *raw)
 	lt_pool_end(&raw->src);
 	lt_pool_end(&raw->dst);
 	lt_net()->close(raw->net);
+	free(raw->places);
 	lt_end(&raw->lt);
 	free(raw);
 }
@@ -750,5 +759,102 @@ Test(lane_hostile, answers)
 	cr_assert_eq(lt_status(raw->lane).holds[KVP_HOLD_SEND], 1);
 	raw_end_tx(raw);
 	cr_assert_geq(lt_status(raw->lane).stale, 3);
+	raw_end(raw);
+}
+
+static void make_places(struct raw *raw)
+{
+	struct kvp_net_memory memory = {
+		.stride = PLACE_BYTES, .n = N_PLACES, .landing = true, .dmabuf = -1
+	};
+	char err[256] = "";
+
+	if (!lt_net()->memory)
+		return;
+	raw->places = lt_alloc(N_PLACES, PLACE_BYTES);
+	memory.base = raw->places;
+	cr_assert_eq(lt_net()->memory(raw->net, &memory, err, sizeof(err)), 0, "%s", err);
+}
+
+/* Its token is its cookie. */
+static void grant(struct raw *raw, const struct kvp_wire_want *want)
+{
+	struct kvp_wire_grant msg = { .head = kvp_wire_head(KVP_WIRE_GRANT),
+				      .cookie = want->cookie,
+				      .token = want->cookie,
+				      .slot_bytes = SLOT,
+				      .slot = raw->n_granted++,
+				      .mode = KVP_WIRE_LANDING };
+	struct kvp_net_key key = { { 0 } };
+
+	cr_assert_lt(msg.slot, N_PLACES);
+	if (raw->places)
+		cr_assert_eq(lt_net()->expose(raw->net, raw->places + msg.slot * PLACE_BYTES, SLOT,
+					      &key),
+			     0);
+	memcpy(msg.key, &key, sizeof(msg.key));
+	peer_send(raw, &msg, sizeof(msg), 0);
+}
+
+static bool all_granted(void *arg)
+{
+	struct raw *raw = arg;
+
+	peer_progress(raw);
+	return lt_status(raw->lane).holds[KVP_HOLD_GATHER] == raw->n_granted;
+}
+
+/* Plays the receiver until the sender has heard of all pieces. */
+static bool all_landed(void *arg)
+{
+	struct raw *raw = arg;
+
+	peer_progress(raw);
+	while (raw->n_got > 0) {
+		union kvp_wire_msg msg = raw->got[--raw->n_got];
+
+		cr_assert_eq(msg.head.type, KVP_WIRE_WANT);
+		grant(raw, &msg.want);
+	}
+	while (raw->n_data > 0) {
+		struct kvp_wire_landed msg = { kvp_wire_head(KVP_WIRE_LANDED),
+					       raw->data[--raw->n_data] };
+
+		peer_send(raw, &msg, sizeof(msg), 0);
+	}
+	return kvp_board_flags(&raw->room.senders[0].board) & KVP_BOARD_COMPLETE;
+}
+
+/*
+ * Two destinations that need the same rows, with more grants than the sender may have slots, those
+ * of one before all of the other: what was granted last shares the slots of the first pieces, and
+ * must not wait for the others.
+ */
+Test(lane_hostile, grants_of_one_destination_before_the_other)
+{
+	struct raw *raw = raw_make();
+	struct kvp_wire_want wants[2 * KVP_WIRE_LEG_WINDOW];
+
+	make_places(raw);
+	lt_hold(raw->lane, KVP_HOLD_GATHER, true);
+	raw_room(raw);
+	raw->room.n_dests = 2;
+	raw->room.dests[1].pool = &raw->dst;
+	for (uint32_t d = 0; d < 2; d++)
+		kvp_board_init(&raw->room.dests[d].board, KVP_BOARD_RX, lt_id(&raw->lt));
+	lt_room_begin_tx(&raw->room, 0);
+	lt_room_start_tx(&raw->room, 0);
+	lt_submit_all(&raw->room, 0, END);
+	for (uint32_t i = 0; i < KVP_ARRAY_SIZE(wants); i++)
+		wants[i] = peer_wait(raw, KVP_WIRE_WANT).want;
+	for (uint32_t d = 0; d < 2; d++)
+		for (uint32_t i = 0; i < KVP_ARRAY_SIZE(wants); i++)
+			if (wants[i].generation == raw->room.dests[d].board.id)
+				grant(raw, &wants[i]);
+	lt_wait_until(&raw->lt, all_granted, raw, "the grants to arrive");
+	lt_hold(raw->lane, KVP_HOLD_GATHER, false);
+	lt_wait_until(&raw->lt, all_landed, raw, "all pieces");
+	cr_assert_gt(lt_status(raw->lane).shared, 0);
+	raw_end_tx(raw);
 	raw_end(raw);
 }
