@@ -252,7 +252,8 @@ struct kvp_net_ops {
 
 	/* Does what can be done now; returns how many things happened. */
 	int (*progress)(struct kvp_net *net);
-	/* Prepares to sleep in poll(fd()): 0 armed, -EBUSY: progress again first. */
+	/* Prepares to sleep in poll(fd()): 0 armed, -EBUSY: progress again first, and what was
+	 * refused may go now. Once armed, a progress() that returns 0 leaves it so. */
 	int (*arm)(struct kvp_net *net);
 	int (*fd)(struct kvp_net *net);
 	const struct kvp_net_stats *(*stats)(struct kvp_net *net);

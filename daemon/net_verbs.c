@@ -143,10 +143,16 @@ static int take_events(struct kvp_net *net)
 	return n;
 }
 
-/* After a sleep: takes what the descriptors have to say, so that they do not wake us again. */
+/*
+ * Takes what the descriptors have to say, so that they do not wake us again. Each of it counts,
+ * even if nothing else has come: an event may be of a completion that was taken before, and yet it
+ * has used up what was asked for, as the timer has. Who sleeps then without arming again is not
+ * woken by the next one.
+ */
 static int disarm(struct kvp_net *net)
 {
 	uint64_t expired;
+	int n = 0;
 
 	net->armed = false;
 	for (unsigned i = 0; i < net->n_rails; i++) {
@@ -154,12 +160,14 @@ static int disarm(struct kvp_net *net)
 		struct ibv_cq *cq;
 		void *context;
 
-		while (ibv_get_cq_event(rail->channel, &cq, &context) == 0)
+		for (; ibv_get_cq_event(rail->channel, &cq, &context) == 0; n++)
 			ibv_ack_cq_events(rail->cq, 1);
 	}
-	if (read(net->timer_fd, &expired, sizeof(expired)) > 0)
+	if (read(net->timer_fd, &expired, sizeof(expired)) > 0) {
 		net->tick_ns = 0; /* due now */
-	return take_events(net);
+		n++;
+	}
+	return n + take_events(net);
 }
 
 static int tick(struct kvp_net *net)

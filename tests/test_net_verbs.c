@@ -441,6 +441,29 @@ Test(net_verbs, an_idle_connection_is_tried)
 	expect_nothing_left();
 }
 
+/* Whoever sleeps after it sleeps on nothing, unless he is told to arm again. */
+Test(net_verbs, an_event_without_a_completion)
+{
+	struct vp_node a, b;
+	struct pollfd pfd;
+
+	open_pair(&a, &b, 32);
+	send_until_taken(&a, &b, 0);
+	cr_assert(vp_turn(&a, &b, &b.messages, 1, 2000));
+	while (kvp_net_verbs.progress(b.net) > 0 || kvp_net_verbs.arm(b.net) < 0)
+		;
+	kvp_fake_stray_events();
+	cr_assert_gt(kvp_net_verbs.progress(b.net), 0, "armed no more, and nobody knows");
+	while (kvp_net_verbs.progress(b.net) > 0 || kvp_net_verbs.arm(b.net) < 0)
+		;
+	cr_assert_eq(vp_send(&a, 1), 0);
+	(void)kvp_net_verbs.progress(a.net);
+	pfd = (struct pollfd){ .fd = kvp_net_verbs.fd(b.net), .events = POLLIN };
+	cr_assert_eq(poll(&pfd, 1, 2000), 1);
+	cr_assert(vp_turn(&a, &b, &b.messages, 2, 2000));
+	close_pair(&a, &b);
+}
+
 Test(net_verbs, sleep_wakes_up)
 {
 	struct vp_node a, b;
