@@ -309,7 +309,8 @@ struct kvp_local_move {
 	struct kvp_rx_piece piece; /* its leg is NULL when the destination is over */
 	uint32_t segment;          /* index in the chunk's list */
 	uint64_t ticket;
-	bool placed; /* in a launch; else it waits for room in one */
+	bool placed;  /* in a launch; else it waits for room in one */
+	bool skipped; /* an end was over before that: nothing has moved */
 	TAILQ_ENTRY(kvp_local_move) link;
 };
 

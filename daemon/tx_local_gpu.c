@@ -89,7 +89,8 @@ bool kvp_local_place(struct kvp_lane *lane)
 	       !before->placed)
 		move = before;
 	while (move && !move->placed) {
-		r = move->leg && move->piece.leg ? move_place(lane, move) : 0;
+		move->skipped = !move->leg || !move->piece.leg;
+		r = move->skipped ? 0 : move_place(lane, move);
 		if (r == -EAGAIN)
 			return false;
 		if (r < 0) {
@@ -102,7 +103,8 @@ bool kvp_local_place(struct kvp_lane *lane)
 	return true;
 }
 
-/* What was never launched needs no place either: kvp_local_place() passes it. */
+/* What was never launched needs no place either: kvp_local_place() passes it, and it moves nothing.
+ */
 void kvp_local_forget(struct kvp_lane *lane, const struct kvp_tx_leg *tx,
 		      const struct kvp_rx_leg *rx)
 {
@@ -129,8 +131,10 @@ static void move_landed(struct kvp_lane *lane, struct kvp_local_move *move)
 
 	move_free(lane, move);
 	if (piece.leg) {
-		piece.leg->n_order--;
 		piece.leg->rx->n_moving--;
+		if (move->skipped)
+			return; /* it is missing there, so that the leg is never over */
+		piece.leg->n_order--;
 	}
 	if (leg) {
 		leg->tx->n_moving--;

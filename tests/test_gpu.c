@@ -258,6 +258,65 @@ Test(gpu, quiet_waits_for_the_gpu_when_landing)
 	quiet_waits(false);
 }
 
+struct turns {
+	struct kvp_lane *lane;
+	uint64_t at_least;
+};
+
+static bool has_turned(void *arg)
+{
+	const struct turns *turns = arg;
+
+	return lt_status(turns->lane).turns >= turns->at_least;
+}
+
+static bool tx_is_gone(void *lane)
+{
+	return lt_status(lane).txs == 0;
+}
+
+/* The sender's end is over: no destination may call itself complete, however long it lives on. */
+static void expect_incomplete(struct scene *scene)
+{
+	struct lt_room *room = &scene->room;
+
+	lt_wait(&scene->lt, &room->senders[0].board, KVP_BOARD_QUIET);
+	for (uint32_t d = 0; d < DESTS; d++) {
+		const struct kvp_board *board = &room->dests[d].board;
+
+		lt_order_id(scene->to, KVP_ORDER_RX_END, board->id, 0);
+		lt_wait(&scene->lt, &room->dests[d].board, KVP_BOARD_QUIET);
+		cr_assert_lt(atomic_load(&board->arrived), room->end);
+		cr_assert(!(kvp_board_flags(board) & KVP_BOARD_COMPLETE));
+	}
+}
+
+/* What still waits for room in a launch when its sender is over is moved by nobody. */
+Test(gpu, moves_that_were_never_launched)
+{
+	struct scene *scene = scene_make(true, 64);
+	const uint32_t n = 5;
+
+	atomic_store(&fake_gpu_stopped, 1);
+	lt_room_begin(&scene->room);
+	/* Each in a turn of its own: one more than launches of the fake GPU may run. */
+	for (uint32_t i = 0; i < n; i++) {
+		const struct lt_chunk chunk = { .tokens = i + 1 < n ? 64 : END - 64 * i,
+						.last = i + 1 == n };
+		uint64_t turns = lt_status(scene->from).turns;
+
+		(void)lt_submit(&scene->room, 0, &chunk);
+		/* It naps while the GPU is busy, and turns. */
+		lt_wait_until(&scene->lt, has_turned, &(struct turns){ scene->from, turns + 2 },
+			      "two turns");
+	}
+	lt_order_id(scene->from, KVP_ORDER_TX_END, scene->room.senders[0].board.id, 0);
+	lt_wait_until(&scene->lt, tx_is_gone, scene->from, "the end of the sender");
+	atomic_store(&fake_gpu_stopped, 0);
+	expect_incomplete(scene);
+	scene_end(scene);
+}
+
 /* Pages of one token make a run of each row: more than the fake GPU's tables hold. */
 Test(gpu, a_piece_of_too_many_runs)
 {
@@ -268,7 +327,16 @@ Test(gpu, a_piece_of_too_many_runs)
 		scene->room.end = 2 * END;
 		lt_room_begin(&scene->room);
 		lt_submit_all(&scene->room, 0, 2 * END);
-		expect_failure(scene, KVP__STATUS__STATUS_LIMIT, "runs");
+		lt_wait_until(&scene->lt, any_failed, &scene->room, "a failure");
+		cr_assert_eq(failed_board(&scene->room)->status, KVP__STATUS__STATUS_LIMIT);
+		cr_assert(strstr(failed_board(&scene->room)->text, "runs"));
+		if (local) {
+			lt_order_id(scene->from, KVP_ORDER_TX_END, scene->room.senders[0].board.id,
+				    0);
+			expect_incomplete(scene);
+		} else {
+			lt_room_end(&scene->room);
+		}
 		scene_end(scene);
 	}
 }
