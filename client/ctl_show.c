@@ -415,9 +415,14 @@ static void room_head(const cJSON *room)
 		     since, age);
 	if (ctl_text(room, "label")[0])
 		(void)printf(", label \"%s\"", ctl_text(room, "label"));
-	(void)printf("\n  client %s, mode %s, tokens %.0f, arrived %.0f, %s\n",
-		     ctl_text(room, "client"), mode, ctl_number(room, "tokens"),
-		     ctl_number(room, "arrived"), bytes);
+	(void)printf("\n  client %s, mode %s, tokens %.0f, ", ctl_text(room, "client"), mode,
+		     ctl_number(room, "tokens"));
+	if (strcmp(ctl_text(room, "role"), "send") == 0)
+		(void)printf("chunks %.0f, source free %.0f, delivered %.0f, %s\n",
+			     ctl_number(room, "chunks"), ctl_number(room, "source_free"),
+			     ctl_number(room, "delivered"), bytes);
+	else
+		(void)printf("arrived %.0f, %s\n", ctl_number(room, "arrived"), bytes);
 	if (ctl_number(room, "direct_pieces") > 0 || ctl_text(room, "fell_back")[0])
 		(void)printf("  written directly: %.0f of %.0f pieces%s%s\n",
 			     ctl_number(room, "direct_pieces"), ctl_number(room, "pieces"),

@@ -214,7 +214,10 @@ static void send_waiting_due(const struct kvp_room *room, struct due *due)
 {
 	const struct kvp_room_send *send = &room->send;
 
-	if (send->leased)
+	if (send->leased && !send->n_dests)
+		due_timer(due, send->lease_ns, 0, KVP__STATUS__STATUS_LEASE,
+			  "the lease expired: decode neither came nor renewed it");
+	else if (send->leased)
 		due_timer(due, send->lease_ns, 0, KVP__STATUS__STATUS_LEASE,
 			  "the lease expired: decode came with %u of %u destinations", send->n_legs,
 			  send->n_dests);

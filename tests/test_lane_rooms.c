@@ -532,6 +532,52 @@ Test(lane_rooms, unused_grants_are_returned)
 	scene_end(scene);
 }
 
+/* However much it wants: the rest is for others. */
+Test(lane_rooms, a_session_holds_a_quarter_of_the_landing_ring)
+{
+	struct scene *scene =
+		scene_make(&(struct scene_config){ .end = 2048, .slot_bytes = 65536 });
+	struct kvp_lane_status status;
+
+	if (lt_direct())
+		cr_skip_test("no slots are taken");
+	lt_hold(scene->to, KVP_HOLD_SCATTER, true);
+	lt_room_begin(&scene->room);
+	submit(scene, 2048, true);
+	lt_wait_held(&scene->lt, scene->to, KVP_HOLD_SCATTER, 4);
+	status = lt_status(scene->to);
+	cr_assert_eq(status.land_slots - status.land_free, 4, "%u of %u are free", status.land_free,
+		     status.land_slots);
+	cr_assert_gt(status.wants_queued, 16);
+	lt_hold(scene->to, KVP_HOLD_SCATTER, false);
+	lt_room_complete(&scene->room);
+	lt_room_check(&scene->room);
+	lt_room_end(&scene->room);
+	scene_end(scene);
+}
+
+/* Without a grant a sender packs no more than half of its ring: with fewer slots than it would like
+ * to fill, too, so that pieces with a grant find one. */
+Test(lane_rooms, half_of_the_pack_ring_is_packed_ahead)
+{
+	struct scene *scene =
+		scene_make(&(struct scene_config){ .end = 2048, .slot_bytes = 65536, .slots = 2 });
+	struct kvp_lane_status status;
+
+	lt_hold(scene->to, KVP_HOLD_GRANT, true);
+	lt_room_begin(&scene->room);
+	submit(scene, 2048, true);
+	lt_wait_held(&scene->lt, scene->to, KVP_HOLD_GRANT, 40);
+	status = lt_status(scene->from);
+	cr_assert_leq(status.pack_held, 1);
+	cr_assert_geq(status.pack_free, 1);
+	lt_hold(scene->to, KVP_HOLD_GRANT, false);
+	lt_room_complete(&scene->room);
+	lt_room_check(&scene->room);
+	lt_room_end(&scene->room);
+	scene_end(scene);
+}
+
 /* The endpoint goes first, in the midst of everything. */
 Test(lane_rooms, endpoints_end_before_rooms)
 {
