@@ -167,7 +167,8 @@ static void add_progress(const struct kvp_inspect *ask, cJSON *object,
 	(void)cJSON_AddNumberToObject(object, "gather_ms", (double)view->gather_ns / 1e6);
 	(void)cJSON_AddStringToObject(object, "waits_for",
 				      view->waits_text ? view->waits_text : "");
-	kvp_inspect_age(ask, object, "waits_s", view->waits_since_ns);
+	kvp_inspect_age(ask, object, "waits_s",
+			view->waits_text && view->waits_text[0] ? view->waits_since_ns : 0);
 }
 
 static cJSON *room_object(const struct rooms *rooms, const struct kvp_room_view *view)
@@ -295,7 +296,7 @@ static bool count_cause(void *arg, const struct kvp_room_view *view)
 	struct causes *all = arg;
 	struct cause *cause = NULL;
 
-	if (!view->waits_text || !view->waits_text[0])
+	if (!view->waits_text || !view->waits_text[0] || view->waits == KVP_WAITS_NOTHING)
 		return true;
 	for (uint32_t i = 0; i < all->n && !cause; i++) {
 		if (strcmp(all->causes[i].text, view->waits_text) == 0)

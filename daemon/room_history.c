@@ -229,7 +229,7 @@ static void view_fill(const struct kvp_room *room, struct kvp_room_view *view)
 	view->prefix = room->prefix;
 	view->end = room->end;
 	view->waits = kvp_room_waits(room, &view->waits_since_ns);
-	view->waits_text = wait_info(view->waits)->text;
+	view->waits_text = room->released ? "" : wait_info(view->waits)->text;
 	view->verdict =
 		kvp_room_terminal(room) ? status_verdict(room) : wait_info(view->waits)->verdict;
 	view->mode = room_mode(room);

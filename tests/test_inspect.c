@@ -259,6 +259,7 @@ Test(inspect, a_finished_room_has_its_stages, .init = setup, .fini = teardown)
 
 		cr_assert_str_eq(text(room, "room"), "0x5");
 		cr_assert_str_eq(text(room, "mode"), "local");
+		cr_assert_str_eq(text(room, "waits_for"), "");
 		cr_assert_eq(number(room, "tokens"), TOKENS);
 		cr_assert_gt(cJSON_GetArraySize(cJSON_GetObjectItem(room, "stages")), 2);
 	}
