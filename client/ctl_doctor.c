@@ -27,6 +27,7 @@ static const char *const error_names[] = {
 	"resp_cqe_error",
 	"rcvd_seq_err",
 	"retry_exceeded_err",
+	"retry_rnr_exceeded_err",
 	"link_downed",
 	"req_remote_access_errors",
 	"resp_remote_access_errors",
@@ -36,7 +37,8 @@ static const char *const error_names[] = {
 };
 
 struct doctor {
-	const char *root;
+	const char *root; /* of sysfs */
+	const char *proc;
 	cJSON *ports;    /* owned by the answer */
 	cJSON *findings; /* owned by the answer */
 };
@@ -188,7 +190,7 @@ static int no_dots(const struct dirent *entry)
 	return entry->d_name[0] != '.';
 }
 
-/* Names in a directory below the root, sorted; the caller frees each and the list. */
+/* Names in a directory of sysfs, sorted; the caller frees each and the list. */
 static int names_in(const struct doctor *doctor, const char *path, struct dirent ***names)
 {
 	char full[PATH_MAX];
@@ -227,9 +229,73 @@ static void add_memlock(struct doctor *doctor, cJSON *answer)
 	(void)cJSON_AddNumberToObject(answer, "memlock", (double)limit.rlim_cur);
 	if (cJSON_GetArraySize(doctor->ports) > 0)
 		find(doctor,
-		     "this shell may lock %llu KiB; the daemon registers its rings: "
-		     "LimitMEMLOCK=infinity in its unit",
+		     "this shell may lock %llu KiB, and so may a daemon that it starts: its rings "
+		     "need more, ulimit -l",
 		     (unsigned long long)limit.rlim_cur / 1024);
+}
+
+/* What a file of a process says behind some words; "" when it does not. */
+static void process_says(const struct doctor *doctor, const char *pid, const char *name,
+			 const char *words, char *out, size_t bytes)
+{
+	char path[PATH_MAX], line[256];
+	FILE *file;
+
+	out[0] = '\0';
+	(void)snprintf(path, sizeof(path), "%s/%.32s/%s", doctor->proc, pid, name); /* or none */
+	file = fopen(path, "re");
+	if (!file)
+		return;
+	while (!out[0] && fgets(line, sizeof(line), file)) {
+		if (strncmp(line, words, strlen(words)) == 0)
+			(void)snprintf(out, bytes, "%.*s", (int)bytes - 1, line + strlen(words));
+	}
+	(void)fclose(file); /* was only read */
+	out[strcspn(out, "\n")] = '\0';
+}
+
+static int numbers(const struct dirent *entry)
+{
+	return entry->d_name[0] >= '1' && entry->d_name[0] <= '9';
+}
+
+static void add_daemon(struct doctor *doctor, cJSON *daemons, const char *pid)
+{
+	char name[32], limit[64];
+	cJSON *row;
+
+	process_says(doctor, pid, "comm", "", name, sizeof(name));
+	process_says(doctor, pid, "limits", "Max locked memory", limit, sizeof(limit));
+	if (strcmp(name, "kvpackd") != 0 || !limit[0])
+		return;
+	row = cJSON_CreateObject();
+	(void)cJSON_AddNumberToObject(row, "pid", strtod(pid, NULL));
+	(void)cJSON_AddItemToArray(daemons, row);
+	if (limit[strspn(limit, " ")] == 'u') { /* the limit in force comes before the hard one */
+		(void)cJSON_AddStringToObject(row, "memlock", "unlimited");
+		return;
+	}
+	(void)cJSON_AddNumberToObject(row, "memlock", strtod(limit, NULL));
+	if (cJSON_GetArraySize(doctor->ports) > 0)
+		find(doctor,
+		     "kvpackd, process %s, may lock %.0f KiB: put LimitMEMLOCK=infinity below "
+		     "[Service] in its unit",
+		     pid, strtod(limit, NULL) / 1024);
+}
+
+/* The limit that counts is the daemon's own. */
+static void add_daemons(struct doctor *doctor, cJSON *answer)
+{
+	cJSON *daemons = cJSON_AddArrayToObject(answer, "daemons");
+	struct dirent **pids;
+	int n = scandir(doctor->proc, &pids, numbers, alphasort);
+
+	for (int i = 0; i < n; i++) {
+		add_daemon(doctor, daemons, pids[i]->d_name);
+		free(pids[i]);
+	}
+	if (n >= 0)
+		free(pids);
 }
 
 static cJSON *examine(struct doctor *doctor)
@@ -248,7 +314,16 @@ static cJSON *examine(struct doctor *doctor)
 	if (n == 0)
 		find(doctor, "no RDMA device: data.transport = verbs cannot start, auto means ucx");
 	add_memlock(doctor, answer);
+	add_daemons(doctor, answer);
 	return answer;
+}
+
+static void print_memlock(const char *who, const cJSON *limit)
+{
+	if (cJSON_IsNumber(limit))
+		(void)printf("%s may lock %.0f KiB\n", who, limit->valuedouble / 1024);
+	else
+		(void)printf("%s may lock as much as it wants\n", who);
 }
 
 static void print_words(const cJSON *answer)
@@ -261,11 +336,19 @@ static void print_words(const cJSON *answer)
 		{ "MTU", "mtu", CTL_TEXT },          { "NUMA", "numa", CTL_TEXT },
 		{ "RESENDS", "resends", CTL_COUNT }, { "ERRORS", "errors", CTL_COUNT },
 	};
-	const cJSON *finding;
+	const cJSON *finding, *daemon;
 
 	ctl_table_print(columns, KVP_ARRAY_SIZE(columns), ctl_member(answer, "ports"),
 			"no RDMA ports");
 	(void)printf("\n");
+	print_memlock("this shell", ctl_member(answer, "memlock"));
+	cJSON_ArrayForEach (daemon, ctl_member(answer, "daemons")) {
+		char who[48];
+
+		(void)snprintf(who, sizeof(who), "kvpackd, process %.0f,",
+			       ctl_number(daemon, "pid")); /* fits */
+		print_memlock(who, ctl_member(daemon, "memlock"));
+	}
 	cJSON_ArrayForEach (finding, ctl_member(answer, "findings"))
 		(void)printf("- %s\n", cJSON_GetStringValue(finding));
 	if (cJSON_GetArraySize(ctl_member(answer, "findings")) == 0)
@@ -275,8 +358,9 @@ static void print_words(const cJSON *answer)
 static struct doctor doctor_of_here(void)
 {
 	const char *root = getenv("KVP_SYSFS"); /* NOLINT(concurrency-mt-unsafe): one thread */
+	const char *proc = getenv("KVP_PROC");  /* NOLINT(concurrency-mt-unsafe): one thread */
 
-	return (struct doctor){ .root = root ? root : "/sys" };
+	return (struct doctor){ .root = root ? root : "/sys", .proc = proc ? proc : "/proc" };
 }
 
 void ctl_doctor_count(cJSON *rails)

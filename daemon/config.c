@@ -1025,6 +1025,20 @@ static void print_key(const struct kvp_config *config, const struct kvp_config_k
 	}
 }
 
+const char *kvp_config_gpu_nics(const struct kvp_config *config, const char *uuid, uint32_t idx)
+{
+	char number[12];
+
+	(void)snprintf(number, sizeof(number), "%u", idx); /* fits */
+	for (uint32_t i = 0; i < config->n_gpu_nics; i++) {
+		const struct kvp_gpu_nics *nics = &config->gpu_nics[i];
+
+		if (nics->nics[0] && (!strcmp(nics->gpu, uuid) || !strcmp(nics->gpu, number)))
+			return nics->nics;
+	}
+	return config->verbs.device;
+}
+
 static void print_rails(const struct kvp_config *config, FILE *out)
 {
 	char list[KVP_CONFIG_LIST_MAX], *rest = list, *rail;

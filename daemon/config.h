@@ -259,5 +259,9 @@ int kvp_config_policy(const struct kvp_config *config, uint32_t uid, uint32_t gi
 /* "10.0.0.0/8", "::1"; 0, or -EINVAL. */
 int kvp_config_network(const char *text, struct kvp_network *net);
 
+/* The devices of a GPU, by its UUID or its place among the GPU lanes: those of its [gpu.X], else
+ * those of verbs.device. */
+const char *kvp_config_gpu_nics(const struct kvp_config *config, const char *uuid, uint32_t idx);
+
 /* Writes every key with its value now in force, in the syntax of the file. */
 void kvp_config_print(const struct kvp_config *config, FILE *out);

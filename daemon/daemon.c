@@ -448,21 +448,6 @@ static void refuse_gpu(struct kvp_daemon *daemon, const char *uuid, const char *
 	kvp_log(KVP_LOG_ERR, "pools of %s are refused: %s", uuid, reason);
 }
 
-/* The devices of a [gpu.X] section, or those of all lanes. */
-static const char *gpu_nics(const struct kvp_config *config, const char *uuid, int idx)
-{
-	char number[12];
-
-	(void)snprintf(number, sizeof(number), "%d", idx); /* fits */
-	for (uint32_t i = 0; i < config->n_gpu_nics; i++) {
-		const struct kvp_gpu_nics *nics = &config->gpu_nics[i];
-
-		if (nics->nics[0] && (!strcmp(nics->gpu, uuid) || !strcmp(nics->gpu, number)))
-			return nics->nics;
-	}
-	return config->verbs.device;
-}
-
 /* A lane for each GPU, like the host's but for its device and rings. */
 static int start_gpus(struct kvp_daemon *daemon, const struct kvp_lane_config *host, char *err,
 		      size_t err_bytes)
@@ -480,7 +465,7 @@ static int start_gpus(struct kvp_daemon *daemon, const struct kvp_lane_config *h
 		kvp_board_init(&daemon->lane_boards[at], KVP_BOARD_LANE, at);
 		lane.name = daemon->gpu_names[i];
 		lane.gpu = daemon->gpus[i];
-		verbs.devices = gpu_nics(core->config, daemon->gpus[i], i);
+		verbs.devices = kvp_config_gpu_nics(core->config, daemon->gpus[i], (uint32_t)i);
 		lane.verbs = &verbs;
 		lane.slots = core->config->gpu.slots;
 		lane.slot_bytes = core->config->gpu.slot_bytes;

@@ -95,11 +95,15 @@ static int rdma_devices(const struct kvp_net_verbs_config *verbs, char *out, siz
 	int n = kvp_nic_rails(nics, verbs->rails, &wish, err, err_bytes);
 	size_t used = 0;
 
-	for (int i = 0; i < n && used < out_bytes; i++)
-		used += (size_t)snprintf(out + used, out_bytes - used, "%s%s:%u", i ? "," : "",
+	for (int i = 0; i < n && used < out_bytes; i++) {
+		if (nics[i].down) /* UCX does without until the next start */
+			continue;
+		used += (size_t)snprintf(out + used, out_bytes - used, "%s%s:%u", used ? "," : "",
 					 nics[i].device, nics[i].port);
+	}
 	if (n == 0)
 		return -ENODEV;
+	kvp_nic_memlock_warn();
 	return used < out_bytes ? 0 : -ENAMETOOLONG;
 }
 

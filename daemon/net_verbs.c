@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/log.h"
 #include "proto/util.h"
 
 #define POLL_BATCH 32
@@ -123,6 +124,8 @@ static void set_timer(struct kvp_net *net)
 	for (unsigned i = 0; i < net->n_rails; i++)
 		soon = soon || net->rails[i].ud_qp.state != KVP_QP_OPEN;
 	wanted = soon || !TAILQ_EMPTY(&net->all);
+	for (unsigned i = 0; i < net->n_rails; i++)
+		wanted = wanted || net->rails[i].look;
 	if (soon)
 		ns = KVP_MIN(ns, KVP_VB_REPEAT_NS);
 	if (wanted)
@@ -175,6 +178,7 @@ static int tick(struct kvp_net *net)
 	int n = take_events(net);
 
 	net->tick_ns = net->now_ns;
+	kvp_vb_rail_tick(net);
 	kvp_vb_ud_tick(net);
 	kvp_vb_conn_tick(net);
 	kvp_vb_ep_tick(net);
@@ -250,20 +254,27 @@ static int open_parts(struct kvp_net *net)
 	return draw_secrets(net);
 }
 
-static void describe(struct kvp_net *net)
+static size_t describe_rail(const struct kvp_vb_rail *rail, char *buf, size_t bytes)
 {
+	const struct kvp_nic *nic = &rail->nic;
+	const char *comma = rail->idx > 0 ? "," : "";
 	char gid[64];
+
+	if (nic->down)
+		return (size_t)snprintf(buf, bytes, "%s %s:%u down", comma, nic->device, nic->port);
+	return (size_t)snprintf(buf, bytes, "%s %s:%u gid %d %s mtu %u", comma, nic->device,
+				nic->port, nic->gid_index,
+				kvp_nic_gid_text(&nic->gid, gid, sizeof(gid)), 128u << nic->mtu);
+}
+
+void kvp_vb_describe(struct kvp_net *net)
+{
 	size_t used = (size_t)snprintf(net->what, sizeof(net->what), "verbs");
 
-	for (unsigned i = 0; i < net->n_rails && used < sizeof(net->what); i++) {
-		const struct kvp_nic *nic = &net->rails[i].nic;
-
-		used += (size_t)snprintf(net->what + used, sizeof(net->what) - used,
-					 "%s %s:%u gid %d %s mtu %u", i > 0 ? "," : "", nic->device,
-					 nic->port, nic->gid_index,
-					 kvp_nic_gid_text(&nic->gid, gid, sizeof(gid)),
-					 128u << nic->mtu); /* cut at worst */
-	}
+	for (unsigned i = 0; i < net->n_rails && used < sizeof(net->what); i++)
+		used += describe_rail(&net->rails[i], net->what + used,
+				      sizeof(net->what) - used); /* cut at worst */
+	kvp_vb_address_seal(&net->address);
 }
 
 static void verbs_free(struct kvp_net *net)
@@ -295,10 +306,14 @@ static int open_rails(struct kvp_net *net, char *err, size_t err_bytes)
 	for (int i = 0; i < n; i++) {
 		int r = kvp_vb_rail_open(net, &nics[i], err, err_bytes);
 
-		if (r < 0)
+		if (r < 0 && nics[i].down) { /* nobody counted on it */
+			kvp_log(KVP_LOG_WARNING, "verbs: left out: %s", err);
+			kvp_vb_rail_close(&net->rails[--net->n_rails]);
+		} else if (r < 0) {
 			return r;
+		}
 	}
-	return n > 0 ? 0 : -ENODEV;
+	return net->n_rails > 0 ? 0 : -ENODEV;
 }
 
 static int verbs_open(struct kvp_net **out, const struct kvp_net_config *config, char *err,
@@ -334,8 +349,8 @@ static int verbs_open(struct kvp_net **out, const struct kvp_net_config *config,
 		return r;
 	}
 	net->address.n_ends = (uint16_t)net->n_rails;
-	kvp_vb_address_seal(&net->address);
-	describe(net);
+	kvp_vb_describe(net);
+	kvp_nic_memlock_warn();
 	*out = net;
 	return 0;
 }
@@ -387,8 +402,8 @@ static void fill_rail(const struct kvp_vb_rail *rail, struct kvp_net_rail *out)
 	*out = (struct kvp_net_rail){
 		.port = nic->port,
 		.number = nic->number,
-		.gid_index = (uint16_t)nic->gid_index,
-		.mtu = (uint16_t)(128u << nic->mtu),
+		.gid_index = nic->down ? 0 : (uint16_t)nic->gid_index,
+		.mtu = nic->down ? 0 : (uint16_t)(128u << nic->mtu),
 		.connecting = rail->n_by_state[KVP_VB_CONNECTING],
 		.open = rail->n_by_state[KVP_VB_OPEN],
 		.failed = rail->n_by_state[KVP_VB_FAILED],
@@ -397,7 +412,8 @@ static void fill_rail(const struct kvp_vb_rail *rail, struct kvp_net_rail *out)
 		.resent = rail->resent,
 	};
 	(void)snprintf(out->device, sizeof(out->device), "%.31s", nic->device); /* cut at worst */
-	(void)kvp_nic_gid_text(&nic->gid, out->address, sizeof(out->address));
+	if (!nic->down)
+		(void)kvp_nic_gid_text(&nic->gid, out->address, sizeof(out->address));
 	if (rail->dead)
 		out->state = KVP_NET_RAIL_DEAD;
 	else if (rail->port_down)

@@ -32,6 +32,7 @@
 #include <rdma/rdma_cma.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/queue.h>
 
 #include "daemon/net.h"
@@ -198,8 +199,10 @@ struct kvp_vb_rail {
 	uint16_t cm_port;
 	uint32_t n_conns, n_conns_max; /* what the completion queue has room for */
 	uint32_t n_by_state[KVP_VB_STATES];
-	bool port_down;        /* said an asynchronous event */
+	bool port_down;        /* was so at the start, or said an asynchronous event */
+	bool look;             /* the port may be usable by now, or its address have changed */
 	bool dead;             /* the device is gone */
+	uint64_t looked_ns;    /* when it was looked at last */
 	uint64_t bytes;        /* payload sent */
 	uint64_t lost, resent; /* connections that failed, messages that others sent again */
 };
@@ -297,6 +300,7 @@ struct kvp_vb_path {
 	unsigned end;             /* the peer's, in its address */
 	struct kvp_vb_conn *conn; /* NULL: none now */
 	bool failed;              /* its last connection did */
+	bool tell;                /* the peer learns by a connection where our rail is now */
 	uint64_t retry_ns;        /* no new connection before that */
 	uint64_t wait_ns;         /* the next wait */
 };
@@ -429,6 +433,7 @@ struct kvp_net {
 	uint32_t n_free_bounces;
 	struct kvp_vb_region regions[KVP_VB_REGIONS];
 	uint32_t n_regions;
+	uint64_t locked_bytes;       /* of them, once for each rail */
 	struct kvp_vb_place *places; /* owned [KVP_VB_PLACES] */
 	uint32_t n_places;
 	struct kvp_vb_windows windows, idle_windows;
@@ -453,6 +458,18 @@ int kvp_vb_rail_open(struct kvp_net *net, const struct kvp_nic *nic, char *err, 
 void kvp_vb_rail_close(struct kvp_vb_rail *rail);
 /* Asynchronous events: how many there were. */
 int kvp_vb_rail_events(struct kvp_vb_rail *rail);
+/* Looks again at ports that may be usable by now. */
+void kvp_vb_rail_tick(struct kvp_net *net);
+/* After a change of an address: seals it, and the text. */
+void kvp_vb_describe(struct kvp_net *net);
+
+/* Has the end an address yet? One that is down when its net is opened gets it later. */
+static inline bool kvp_vb_end_known(const struct kvp_vb_end *end)
+{
+	static const uint8_t none[16];
+
+	return memcmp(end->gid, none, sizeof(none)) != 0;
+}
 
 static inline bool kvp_vb_rail_up(const struct kvp_vb_rail *rail)
 {
@@ -485,6 +502,8 @@ int kvp_vb_window_key(struct kvp_net *net, const struct kvp_net_window *window,
 int kvp_vb_window_close(struct kvp_net *net, struct kvp_net_window *window);
 uint32_t kvp_vb_write_max(struct kvp_net *net);
 int kvp_vb_write(struct kvp_net *net, struct kvp_net_ep *ep, const struct kvp_net_write *write);
+/* The peer's rails, a bit each, for which all of its runs have keys. */
+uint32_t kvp_vb_run_ends(const struct kvp_vb_item *item);
 /* Posts an item's runs, behind which its message goes. */
 int kvp_vb_post_runs(struct kvp_vb_conn *conn, const struct kvp_vb_item *item);
 
@@ -518,8 +537,9 @@ void kvp_vb_ep_up(struct kvp_vb_conn *conn);
 void kvp_vb_ep_failing(struct kvp_vb_conn *conn);
 void kvp_vb_ep_gone(struct kvp_vb_conn *conn);
 void kvp_vb_ep_fail(struct kvp_net_ep *ep, int status, const char *reason);
-/* The best connection with room for so many requests and a message, or NULL. */
-struct kvp_vb_conn *kvp_vb_ep_pick(struct kvp_net_ep *ep, unsigned requests);
+/* The best connection with room for so many requests and a message to one of those rails of the
+ * peer (a bit each), or NULL. */
+struct kvp_vb_conn *kvp_vb_ep_pick(struct kvp_net_ep *ep, unsigned requests, uint32_t ends);
 /* A message without a number has come from the receiver. */
 void kvp_vb_ep_synced(struct kvp_vb_conn *conn, const struct kvp_vb_frame *frame,
 		      const uint8_t *bits);
@@ -528,8 +548,10 @@ int kvp_vb_tell_failed(struct kvp_net *net);
 int kvp_vb_turn_eps(struct kvp_net *net);
 /* Rails that were lost, or are wanted now. */
 void kvp_vb_ep_tick(struct kvp_net *net);
-/* The port is back: no waiting any more. */
-void kvp_vb_ep_port_up(struct kvp_vb_rail *rail);
+/* The port is back: no waiting any more. `moved`: with an address that no peer knows. */
+void kvp_vb_ep_port_up(struct kvp_vb_rail *rail, bool moved);
+/* A rail of a peer, which was down when its address was made, says where it is. */
+void kvp_vb_ep_learn(struct kvp_net *net, const uint8_t *from, const struct kvp_vb_end *end);
 
 /* net_verbs_in.c: what peers have opened */
 struct kvp_vb_in *kvp_vb_in_find(struct kvp_net *net, const uint8_t *id, uint32_t ep);

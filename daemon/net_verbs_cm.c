@@ -348,4 +348,6 @@ void kvp_vb_cm_fini(struct kvp_vb_rail *rail)
 		(void)rdma_destroy_id(rail->listener); /* no event of it is kept */
 	if (rail->cm)
 		rdma_destroy_event_channel(rail->cm);
+	rail->listener = NULL;
+	rail->cm = NULL;
 }

@@ -14,7 +14,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -194,7 +193,6 @@ bool kvp_vb_direct_busy(const struct kvp_net *net)
 static int rail_register(struct kvp_vb_rail *rail, struct kvp_net_region *region, char *err,
 			 size_t err_bytes)
 {
-	uint64_t limit = kvp_nic_memlock();
 	struct ibv_device_attr attr;
 	int r = -ibv_query_device(rail->context, &attr);
 
@@ -202,7 +200,7 @@ static int rail_register(struct kvp_vb_rail *rail, struct kvp_net_region *region
 		r = -EOPNOTSUPP;
 	if (r == 0) {
 		rail->net->n_windows_max = KVP_MIN(rail->net->n_windows_max, (uint32_t)attr.max_mw);
-		r = binder_open(rail);
+		r = rail->nic.down ? 0 : binder_open(rail); /* it needs an address */
 	}
 	if (r < 0) {
 		(void)snprintf(err, err_bytes, "%s has no memory windows: %s", rail->nic.device,
@@ -215,11 +213,8 @@ static int rail_register(struct kvp_vb_rail *rail, struct kvp_net_region *region
 		return 0;
 
 	r = errno_or(-EIO);
-	if (r == -ENOMEM && limit != UINT64_MAX)
-		(void)snprintf(err, err_bytes,
-			       "%zu bytes of a pool cannot be locked, the limit is %" PRIu64
-			       ": LimitMEMLOCK=infinity in the unit",
-			       region->bytes, limit);
+	if (r == -ENOMEM && kvp_nic_memlock() != UINT64_MAX)
+		kvp_nic_memlock_text("a pool", region->bytes, err, err_bytes);
 	else
 		(void)snprintf(err, err_bytes, "%s: registering %zu bytes of a pool: %s",
 			       rail->nic.device, region->bytes, strerror(-r));
@@ -391,7 +386,8 @@ static int window_bind(struct kvp_net *net, struct kvp_net_window *window, bool 
 	for (unsigned i = 0; i < net->n_rails; i++) {
 		struct kvp_vb_rail *rail = &net->rails[i];
 
-		if (!window->region->mr[i] || (rail->dead && on) || (!on && !window->mw[i]))
+		if (!window->region->mr[i] || ((rail->dead || rail->nic.down) && on) ||
+		    (!on && !window->mw[i]))
 			continue;
 		r = rail_bind(rail, window, on ? window->region->bytes : 0);
 		if (r < 0) {
@@ -559,6 +555,20 @@ int kvp_vb_write(struct kvp_net *net, struct kvp_net_ep *ep, const struct kvp_ne
 	ep->spread = true;
 	fill_runs(item, write);
 	return kvp_vb_item_send(item);
+}
+
+/* No device gives out key 0: that rail was not there when the window was bound. */
+uint32_t kvp_vb_run_ends(const struct kvp_vb_item *item)
+{
+	uint32_t ends = UINT32_MAX;
+
+	for (uint32_t i = 0; i < item->n_runs; i++) {
+		for (unsigned k = 0; k < KVP_VB_RAILS; k++) {
+			if (item->runs[i].rkey[k] == 0)
+				ends &= ~(1u << k);
+		}
+	}
+	return ends;
 }
 
 int kvp_vb_post_runs(struct kvp_vb_conn *conn, const struct kvp_vb_item *item)

@@ -41,7 +41,8 @@ static unsigned count(const struct kvp_net_ep *ep, bool (*is)(const struct kvp_v
 /* It has no connection, and may get one now. */
 static bool path_free(const struct kvp_net_ep *ep, const struct kvp_vb_path *path)
 {
-	return !path->conn && kvp_vb_rail_up(path->rail) && ep->net->now_ns >= path->retry_ns;
+	return !path->conn && kvp_vb_rail_up(path->rail) &&
+	       kvp_vb_end_known(&ep->peer.ends[path->end]) && ep->net->now_ns >= path->retry_ns;
 }
 
 /* ---- opening */
@@ -110,7 +111,7 @@ static int connect_first(struct kvp_net_ep *ep)
 		unsigned k = (ep->id + i) % ep->n_paths;
 		const struct kvp_vb_rail *rail = ep->paths[k].rail;
 
-		if (kvp_vb_rail_up(rail))
+		if (kvp_vb_rail_up(rail) && kvp_vb_end_known(&ep->peer.ends[ep->paths[k].end]))
 			r = path_connect(ep, k);
 		else if (!rail->dead)
 			r = -ENETDOWN;
@@ -256,6 +257,7 @@ void kvp_vb_ep_up(struct kvp_vb_conn *conn)
 		kvp_log_limited(&log_limit, KVP_LOG_NOTICE, "verbs %s: connection is back",
 				conn->rail->nic.device);
 	path->failed = false;
+	path->tell = false;
 	path->wait_ns = KVP_VB_RETRY_MIN_NS;
 	ep->joined = true;
 	ep->alone_ns = 0;
@@ -358,7 +360,7 @@ static int sync_step(struct kvp_net_ep *ep)
 		if (frame.tag == 0 ||
 		    (ep->syncs[i].sent_ns && now - ep->syncs[i].sent_ns < 4 * KVP_VB_REPEAT_NS))
 			continue;
-		conn = kvp_vb_ep_pick(ep, 1);
+		conn = kvp_vb_ep_pick(ep, 1, UINT32_MAX);
 		if (!conn)
 			break;
 		conn->credits--;
@@ -415,7 +417,7 @@ static int connect_step(struct kvp_net_ep *ep)
 
 /* ---- the turn */
 
-struct kvp_vb_conn *kvp_vb_ep_pick(struct kvp_net_ep *ep, unsigned requests)
+struct kvp_vb_conn *kvp_vb_ep_pick(struct kvp_net_ep *ep, unsigned requests, uint32_t ends)
 {
 	struct kvp_vb_conn *best = NULL;
 	bool live = false;
@@ -426,7 +428,8 @@ struct kvp_vb_conn *kvp_vb_ep_pick(struct kvp_net_ep *ep, unsigned requests)
 		struct kvp_vb_conn *conn = path->conn;
 
 		live = live || path_live(path);
-		if (!path_open(path) || conn->credits == 0 || kvp_qp_room(&conn->qp) < requests)
+		if (!path_open(path) || !(ends >> path->end & 1) || conn->credits == 0 ||
+		    kvp_qp_room(&conn->qp) < requests)
 			continue;
 		if (!best || conn->bytes_out < best->bytes_out)
 			best = conn;
@@ -561,18 +564,19 @@ int kvp_vb_tell_failed(struct kvp_net *net)
 	return n;
 }
 
-/* More rails: for payloads, and when the first does not answer soon. */
+/* More rails: for payloads, when the first does not answer soon, and those that have to tell. */
 static void widen(struct kvp_net_ep *ep)
 {
 	uint64_t now = ep->net->now_ns, idle_ns = ep->net->config.idle_ns;
 	bool slow = !ep->joined && now - ep->since_ns >= KVP_VB_RETRY_MIN_NS;
 
-	if ((!ep->spread && !slow) || (idle_ns > 0 && now - ep->used_ns >= idle_ns))
+	if (idle_ns > 0 && now - ep->used_ns >= idle_ns)
 		return;
 	for (unsigned i = 0; i < ep->n_paths; i++) {
 		struct kvp_vb_path *path = &ep->paths[i];
 
-		if (path_free(ep, path) && path_connect(ep, i) < 0)
+		if ((ep->spread || slow || path->tell) && path_free(ep, path) &&
+		    path_connect(ep, i) < 0)
 			path->retry_ns = now + KVP_VB_RETRY_MAX_NS;
 	}
 }
@@ -587,14 +591,38 @@ void kvp_vb_ep_tick(struct kvp_net *net)
 	}
 }
 
-void kvp_vb_ep_port_up(struct kvp_vb_rail *rail)
+void kvp_vb_ep_port_up(struct kvp_vb_rail *rail, bool moved)
 {
 	struct kvp_net_ep *ep;
 
 	TAILQ_FOREACH (ep, &rail->net->eps, link) {
 		for (unsigned i = 0; i < ep->n_paths; i++) {
-			if (ep->paths[i].rail == rail)
-				ep->paths[i].retry_ns = 0;
+			struct kvp_vb_path *path = &ep->paths[i];
+
+			if (path->rail != rail)
+				continue;
+			path->retry_ns = 0;
+			path->tell = path->tell || moved;
+		}
+	}
+}
+
+void kvp_vb_ep_learn(struct kvp_net *net, const uint8_t *from, const struct kvp_vb_end *end)
+{
+	struct kvp_net_ep *ep;
+
+	if (!kvp_vb_end_known(end))
+		return;
+	TAILQ_FOREACH (ep, &net->eps, link) {
+		if (memcmp(ep->peer.id, from, sizeof(ep->peer.id)) != 0)
+			continue;
+		for (unsigned i = 0; i < ep->peer.n_ends; i++) {
+			struct kvp_vb_end *old = &ep->peer.ends[i];
+
+			/* An address that came by the control session stays. */
+			if (!kvp_vb_end_known(old) && old->qpn == end->qpn &&
+			    old->qkey == end->qkey && old->ethernet == end->ethernet)
+				*old = *end;
 		}
 	}
 }

@@ -3,7 +3,6 @@
 /* Registered memory: rings in slices, and the places in them that peers may write to. */
 
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -43,7 +42,6 @@ static int register_on(struct kvp_vb_rail *rail, struct kvp_vb_region *region,
 		       const struct kvp_net_memory *memory, char *err, size_t err_bytes)
 {
 	size_t skip = (size_t)(region->base - (uint8_t *)memory->base);
-	uint64_t limit = kvp_nic_memlock();
 	int e;
 
 	region->mr[rail->idx] = slice_register(rail, memory, skip, region->bytes);
@@ -51,11 +49,8 @@ static int register_on(struct kvp_vb_rail *rail, struct kvp_vb_region *region,
 		return 0;
 
 	e = errno;
-	if (e == ENOMEM && limit != UINT64_MAX)
-		(void)snprintf(err, err_bytes,
-			       "%s: %zu bytes cannot be locked, the limit is %" PRIu64
-			       ": LimitMEMLOCK=infinity in the unit",
-			       rail->nic.device, region->bytes, limit);
+	if (e == ENOMEM && kvp_nic_memlock() != UINT64_MAX)
+		kvp_nic_memlock_text(rail->nic.device, region->bytes, err, err_bytes);
 	else
 		(void)snprintf(err, err_bytes, "%s: registering %zu bytes: %s", rail->nic.device,
 			       region->bytes, strerror(e));
@@ -89,6 +84,7 @@ int kvp_vb_memory(struct kvp_net *net, const struct kvp_net_memory *memory, char
 		  size_t err_bytes)
 {
 	size_t slots = KVP_MAX(SLICE_BYTES / memory->stride, UINT64_C(1));
+	uint64_t bytes = (uint64_t)memory->n * memory->stride * net->n_rails;
 
 	if (memory->stride + KVP_NET_TAIL_BYTES > net->max_msg_bytes) {
 		(void)snprintf(
@@ -96,6 +92,13 @@ int kvp_vb_memory(struct kvp_net *net, const struct kvp_net_memory *memory, char
 			"%s moves at most %u bytes at once: slots of %zu bytes are too large",
 			net->rails[0].nic.device, net->max_msg_bytes, memory->stride);
 		return -EMSGSIZE;
+	}
+	if (!memory->device) { /* said before anything is half done; each rail counts for itself */
+		net->locked_bytes += bytes;
+		if (net->locked_bytes > kvp_nic_memlock()) {
+			kvp_nic_memlock_text("rings", net->locked_bytes, err, err_bytes);
+			return -ENOMEM;
+		}
 	}
 	for (size_t i = 0; i < memory->n; i += slots) {
 		size_t n = KVP_MIN(slots, memory->n - i);

@@ -242,7 +242,8 @@ static int post_part(struct kvp_vb_conn *conn, struct kvp_vb_item *item,
 int kvp_vb_item_post(struct kvp_vb_item *item)
 {
 	bool part = item->payload && !item->whole;
-	struct kvp_vb_conn *conn = kvp_vb_ep_pick(item->ep, item->n_runs + (part ? 2 : 1));
+	unsigned requests = item->n_runs + (part ? 2 : 1);
+	struct kvp_vb_conn *conn = kvp_vb_ep_pick(item->ep, requests, kvp_vb_run_ends(item));
 	struct ibv_sge sge;
 	int r = conn ? 0 : -EAGAIN;
 

@@ -34,28 +34,129 @@ static void fail_qp(struct kvp_vb_rail *rail, const struct ibv_qp *qp)
 	}
 }
 
-static void port_event(struct kvp_vb_rail *rail, const struct ibv_async_event *event, bool down)
+static void limit_mtu(struct kvp_vb_rail *rail)
 {
-	if (event->element.port_num != rail->nic.port || rail->port_down == down)
+	uint32_t most = rail->net->config.mtu;
+	enum ibv_mtu wish = IBV_MTU_256;
+
+	if (most == 0)
+		return;
+	while (wish < IBV_MTU_4096 && (128u << wish) < most)
+		wish++;
+	rail->nic.mtu = KVP_MIN(rail->nic.mtu, wish);
+}
+
+/* What peers are told. One that is down has no address. */
+static void make_end(struct kvp_vb_rail *rail)
+{
+	struct kvp_vb_end *end = &rail->net->address.ends[rail->idx];
+
+	*end = (struct kvp_vb_end){
+		.qpn = rail->ud->qp_num,
+		.qkey = end->qkey,
+		.ethernet = rail->nic.ethernet,
+		.number = rail->nic.number,
+		.port = rail->cm_port,
+	};
+	if (rail->nic.down)
+		return;
+	end->lid = rail->nic.lid;
+	memcpy(end->gid, rail->nic.gid.raw, sizeof(end->gid));
+}
+
+static int watch(int epoll_fd, int fd)
+{
+	struct epoll_event event = { .events = EPOLLIN };
+	int flags = fcntl(fd, F_GETFL);
+
+	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
+	    epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0)
+		return -errno;
+	return 0;
+}
+
+/* Listening needs an address. */
+static int open_cm(struct kvp_vb_rail *rail)
+{
+	int r;
+
+	if (!rail->net->config.rdma_cm || rail->listener || rail->nic.down)
+		return 0;
+	r = kvp_vb_cm_init(rail);
+	if (r == 0)
+		r = watch(rail->net->epoll_fd, rail->cm->fd);
+	if (r < 0)
+		kvp_vb_cm_fini(rail);
+	return r;
+}
+
+/* An address may come long after its port, and another one than there was before. */
+static void look_again(struct kvp_vb_rail *rail)
+{
+	struct kvp_net *net = rail->net;
+	struct kvp_vb_end before = net->address.ends[rail->idx];
+	struct kvp_nic nic = rail->nic;
+	char why[128] = "";
+	int r = kvp_nic_look(&nic, rail->context, net->config.gid_index, why, sizeof(why));
+
+	rail->looked_ns = net->now_ns;
+	if (r < 0)
+		return; /* the next look, unless the port goes down again */
+
+	rail->nic = nic;
+	limit_mtu(rail);
+	r = open_cm(rail);
+	if (r < 0) {
+		kvp_log(KVP_LOG_WARNING, "verbs %s: rdma_cm: %s", nic.device, strerror(-r));
+		return;
+	}
+	rail->look = false;
+	make_end(rail);
+	kvp_vb_describe(net);
+	if (rail->port_down)
+		kvp_log(KVP_LOG_NOTICE, "verbs %s: port %u is up", nic.device, nic.port);
+	rail->port_down = false;
+	kvp_vb_ep_port_up(rail,
+			  memcmp(&before, &net->address.ends[rail->idx], sizeof(before)) != 0);
+}
+
+void kvp_vb_rail_tick(struct kvp_net *net)
+{
+	for (unsigned i = 0; i < net->n_rails; i++) {
+		struct kvp_vb_rail *rail = &net->rails[i];
+
+		if (rail->look && !rail->dead &&
+		    net->now_ns - rail->looked_ns >= net->config.keepalive_ns)
+			look_again(rail);
+	}
+}
+
+static void port_event(struct kvp_vb_rail *rail, const struct ibv_async_event *event)
+{
+	if (event->element.port_num != rail->nic.port || rail->dead)
 		return;
 
-	kvp_log(down ? KVP_LOG_WARNING : KVP_LOG_NOTICE, "verbs %s: port %u is %s",
-		rail->nic.device, rail->nic.port, down ? "down" : "back");
-	rail->port_down = down;
-	if (down)
-		fail_all(rail, -ENETDOWN);
-	else
-		kvp_vb_ep_port_up(rail);
+	if (event->event_type != IBV_EVENT_PORT_ERR) {
+		rail->look = true;
+		look_again(rail);
+		return;
+	}
+	rail->look = rail->nic.down; /* else there will be another event */
+	if (rail->port_down)
+		return;
+	kvp_log(KVP_LOG_WARNING, "verbs %s: port %u is down", rail->nic.device, rail->nic.port);
+	rail->port_down = true;
+	fail_all(rail, -ENETDOWN);
 }
 
 static void on_event(struct kvp_vb_rail *rail, const struct ibv_async_event *event)
 {
 	switch (event->event_type) {
 	case IBV_EVENT_PORT_ERR:
-		port_event(rail, event, true);
-		break;
 	case IBV_EVENT_PORT_ACTIVE:
-		port_event(rail, event, false);
+	case IBV_EVENT_LID_CHANGE:
+	case IBV_EVENT_GID_CHANGE:
+		port_event(rail, event);
 		break;
 	case IBV_EVENT_DEVICE_FATAL: /* also what removal of the device says */
 		rail->dead = true;
@@ -91,17 +192,6 @@ int kvp_vb_rail_events(struct kvp_vb_rail *rail)
 
 /* ---- life */
 
-static int watch(int epoll_fd, int fd)
-{
-	struct epoll_event event = { .events = EPOLLIN };
-	int flags = fcntl(fd, F_GETFL);
-
-	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
-	    epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0)
-		return -errno;
-	return 0;
-}
-
 /* One queue for all of the rail: as many connections as it has room for in full. */
 static int open_cq(struct kvp_vb_rail *rail)
 {
@@ -126,18 +216,6 @@ static int open_cq(struct kvp_vb_rail *rail)
 	return rail->cq ? 0 : -errno;
 }
 
-static void limit_mtu(struct kvp_vb_rail *rail)
-{
-	uint32_t most = rail->net->config.mtu;
-	enum ibv_mtu wish = IBV_MTU_256;
-
-	if (most == 0)
-		return;
-	while (wish < IBV_MTU_4096 && (128u << wish) < most)
-		wish++;
-	rail->nic.mtu = KVP_MIN(rail->nic.mtu, wish);
-}
-
 static int open_parts(struct kvp_vb_rail *rail)
 {
 	struct kvp_net *net = rail->net;
@@ -159,25 +237,7 @@ static int open_parts(struct kvp_vb_rail *rail)
 	if (!rail->bounce_mr)
 		return -errno;
 	r = kvp_vb_ud_init(rail);
-	if (r < 0 || !net->config.rdma_cm)
-		return r;
-	r = kvp_vb_cm_init(rail);
-	return r == 0 ? watch(net->epoll_fd, rail->cm->fd) : r;
-}
-
-static void make_end(struct kvp_vb_rail *rail)
-{
-	struct kvp_vb_end *end = &rail->net->address.ends[rail->idx];
-
-	*end = (struct kvp_vb_end){
-		.qpn = rail->ud->qp_num,
-		.qkey = end->qkey,
-		.lid = rail->nic.lid,
-		.ethernet = rail->nic.ethernet,
-		.number = rail->nic.number,
-		.port = rail->cm_port,
-	};
-	memcpy(end->gid, rail->nic.gid.raw, sizeof(end->gid));
+	return r == 0 ? open_cm(rail) : r;
 }
 
 int kvp_vb_rail_open(struct kvp_net *net, const struct kvp_nic *nic, char *err, size_t err_bytes)
@@ -185,12 +245,23 @@ int kvp_vb_rail_open(struct kvp_net *net, const struct kvp_nic *nic, char *err, 
 	struct kvp_vb_rail *rail = &net->rails[net->n_rails];
 	int r;
 
-	*rail = (struct kvp_vb_rail){ .net = net, .idx = net->n_rails, .nic = *nic };
+	*rail = (struct kvp_vb_rail){
+		.net = net,
+		.idx = net->n_rails,
+		.nic = *nic,
+		.port_down = nic->down,
+		.look = nic->down,
+	};
 	net->n_rails++; /* closed even if it does not come up */
 	r = kvp_nic_open(nic, &rail->context, err, err_bytes);
 	if (r < 0)
 		return r;
 	r = open_parts(rail);
+	if (r == -ENOMEM && kvp_nic_memlock() != UINT64_MAX) {
+		kvp_nic_memlock_text(nic->device, KVP_VB_BOUNCES * KVP_VB_BOUNCE_BYTES, err,
+				     err_bytes);
+		return r;
+	}
 	if (r < 0) {
 		(void)snprintf(err, err_bytes, "verbs on %s: %s", nic->device,
 			       strerror(-r)); /* cut at worst */

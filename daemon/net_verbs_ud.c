@@ -216,6 +216,7 @@ static void on_request(struct kvp_vb_rail *rail, const struct kvp_vb_datagram *r
 	struct kvp_vb_conn *conn = in ? conn_of(in, request->conn) : NULL;
 	int r;
 
+	kvp_vb_ep_learn(rail->net, request->from, &request->end);
 	if (conn) {
 		if (conn->state == KVP_VB_OPEN)
 			kvp_vb_ud_send(conn, KVP_VB_REPLY); /* again: the last was lost */

@@ -3,13 +3,17 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <limits.h>
+#include <linux/capability.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include "daemon/log.h"
 #include "proto/util.h"
 
 static bool is_v4(const union ibv_gid *gid)
@@ -59,14 +63,45 @@ unsigned kvp_nic_distance(const char *a, const char *b)
 	return hops;
 }
 
+/* What the kernel asks where memory is pinned for a device; the user does not matter to it. */
+static bool may_lock_all(void)
+{
+	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = { 0 };
+
+	return syscall(SYS_capget, &header, data) == 0 &&
+	       data[CAP_TO_INDEX(CAP_IPC_LOCK)].effective & CAP_TO_MASK(CAP_IPC_LOCK);
+}
+
 uint64_t kvp_nic_memlock(void)
 {
 	struct rlimit limit;
 
-	if (geteuid() == 0 || getrlimit(RLIMIT_MEMLOCK, &limit) < 0 ||
-	    limit.rlim_cur == RLIM_INFINITY)
+	if (getrlimit(RLIMIT_MEMLOCK, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY ||
+	    may_lock_all())
 		return UINT64_MAX;
 	return limit.rlim_cur;
+}
+
+#define MEMLOCK_ADVICE \
+	"put LimitMEMLOCK=infinity below [Service] in the daemon's unit, or raise ulimit -l"
+
+void kvp_nic_memlock_text(const char *what, uint64_t bytes, char *err, size_t err_bytes)
+{
+	(void)snprintf(err, err_bytes,
+		       "%s: %" PRIu64 " bytes to lock, the limit is %" PRIu64 ": " MEMLOCK_ADVICE,
+		       what, bytes, kvp_nic_memlock()); /* cut at worst */
+}
+
+void kvp_nic_memlock_warn(void)
+{
+	uint64_t limit = kvp_nic_memlock();
+
+	if (limit != UINT64_MAX)
+		kvp_log(KVP_LOG_WARNING,
+			"RDMA: rings and pools are locked, and the limit is %" PRIu64
+			" bytes: " MEMLOCK_ADVICE,
+			limit);
 }
 
 static unsigned distance_to(const char *device, const char *near)
@@ -128,7 +163,7 @@ static int choose_gid(struct kvp_nic *nic, struct ibv_context *context, int wish
 }
 
 static int look_at_port(struct kvp_nic *nic, struct ibv_context *context, uint8_t port,
-			const struct kvp_nic_wish *wish, char *why, size_t why_bytes)
+			int gid_index, char *why, size_t why_bytes)
 {
 	struct ibv_port_attr attr;
 	int err = ibv_query_port(context, port, &attr);
@@ -137,45 +172,61 @@ static int look_at_port(struct kvp_nic *nic, struct ibv_context *context, uint8_
 		(void)snprintf(why, why_bytes, "port %u: %s", port, strerror(err));
 		return -err;
 	}
+	nic->port = port;
+	nic->max_msg_bytes = attr.max_msg_sz;
+	nic->ethernet = attr.link_layer == IBV_LINK_LAYER_ETHERNET;
 	if (attr.state != IBV_PORT_ACTIVE) {
 		(void)snprintf(why, why_bytes, "port %u is %s", port,
 			       ibv_port_state_str(attr.state));
 		return -ENETDOWN;
 	}
 
-	nic->port = port;
 	nic->lid = attr.lid;
 	nic->mtu = attr.active_mtu;
-	nic->max_msg_bytes = attr.max_msg_sz;
-	nic->ethernet = attr.link_layer == IBV_LINK_LAYER_ETHERNET;
 	if (nic->ethernet) {
-		if (choose_gid(nic, context, wish->gid_index, attr.gid_tbl_len) == 0)
+		if (choose_gid(nic, context, gid_index, attr.gid_tbl_len) == 0)
 			return 0;
 		(void)snprintf(why, why_bytes, "port %u has no RoCE v2 GID%s", port,
-			       wish->gid_index >= 0 ? " at that index"
-						    : " besides link-local ones");
+			       gid_index >= 0 ? " at that index" : " besides link-local ones");
 		return -EADDRNOTAVAIL;
 	}
-	nic->gid_index = wish->gid_index >= 0 ? wish->gid_index : 0;
+	nic->gid_index = gid_index >= 0 ? gid_index : 0;
 	return ibv_query_gid(context, port, nic->gid_index, &nic->gid) == 0 ? 0 : -EADDRNOTAVAIL;
 }
 
+int kvp_nic_look(struct kvp_nic *nic, struct ibv_context *context, int gid_index, char *err,
+		 size_t err_bytes)
+{
+	struct kvp_nic now = *nic;
+	int r = look_at_port(&now, context, nic->port, gid_index, err, err_bytes);
+
+	if (r == 0)
+		*nic = now;
+	nic->down = r < 0;
+	return r;
+}
+
+/* The first of its ports that is usable. Without any it has the first at all, and is down. */
 static int look_at_device(struct kvp_nic *nic, struct ibv_context *context,
 			  const struct kvp_nic_wish *wish, char *why, size_t why_bytes)
 {
 	struct ibv_device_attr attr;
 	int r = ibv_query_device(context, &attr);
+	uint8_t first = wish->port ? wish->port : 1;
+	uint8_t last = wish->port ? wish->port : attr.phys_port_cnt;
 
 	if (r) {
 		(void)snprintf(why, why_bytes, "%s", strerror(r));
 		return -r;
 	}
-	if (wish->port)
-		return look_at_port(nic, context, wish->port, wish, why, why_bytes);
-
 	r = -ENODEV;
-	for (uint8_t port = 1; r < 0 && port <= attr.phys_port_cnt; port++)
-		r = look_at_port(nic, context, port, wish, why, why_bytes);
+	for (unsigned port = first; r < 0 && port <= last; port++)
+		r = look_at_port(nic, context, (uint8_t)port, wish->gid_index, why, why_bytes);
+	if (r == 0)
+		return 0;
+	if (last > first)
+		r = look_at_port(nic, context, first, wish->gid_index, why, why_bytes);
+	nic->down = nic->port != 0 && (r == -ENETDOWN || r == -EADDRNOTAVAIL);
 	return r;
 }
 
@@ -222,16 +273,18 @@ static void look_at(struct ibv_device *device, struct kvp_nic *nics, int *n,
 		r = look_at_device(&nic, context, wish, why, sizeof(why));
 		(void)ibv_close_device(context);
 	}
-	if (r < 0) {
+	if (r < 0)
 		(void)snprintf(err + used, err_bytes - used, "%s%s: %s", used ? "; " : "", name,
 			       why); /* cut texts are fine */
+	if (r < 0 && !nic.down)
 		return;
-	}
 	nic.distance = distance_to(name, wish->near);
 	keep_sorted(nics, n, &nic, wish);
 }
 
-int kvp_nic_list(struct kvp_nic *nics, const struct kvp_nic_wish *wish, char *err, size_t err_bytes)
+/* Also those that are down. */
+static int list_all(struct kvp_nic *nics, const struct kvp_nic_wish *wish, char *err,
+		    size_t err_bytes)
 {
 	int n_devices = 0, n = 0;
 	struct ibv_device **list = ibv_get_device_list(&n_devices);
@@ -249,6 +302,17 @@ int kvp_nic_list(struct kvp_nic *nics, const struct kvp_nic_wish *wish, char *er
 		(void)snprintf(err, err_bytes, "no RDMA device%s%s among %d",
 			       wish->devices[0] ? " " : "", wish->devices, n_devices);
 	return n;
+}
+
+int kvp_nic_list(struct kvp_nic *nics, const struct kvp_nic_wish *wish, char *err, size_t err_bytes)
+{
+	int n = list_all(nics, wish, err, err_bytes), kept = 0;
+
+	for (int i = 0; i < n; i++) {
+		if (!nics[i].down)
+			nics[kept++] = nics[i];
+	}
+	return kept;
 }
 
 static uint8_t rail_number(const struct kvp_nic *nic, const char *rail_of, int otherwise)
@@ -271,17 +335,36 @@ static void sort_by_number(struct kvp_nic *nics, int n)
 	}
 }
 
+/* Marks those that are wanted, and are down or not, until so many are. */
+static void want(const struct kvp_nic *nics, int n, bool down, const struct kvp_nic *first,
+		 bool named, uint32_t most, uint32_t *wanted)
+{
+	for (int i = 0; i < n && (uint32_t)__builtin_popcount(*wanted) < most; i++) {
+		const struct kvp_nic *nic = &nics[i];
+		bool near = nic->distance != UINT_MAX && nic->distance == first->distance;
+
+		if (nic->down == down && (nic == first || named || near) &&
+		    nic->ethernet == first->ethernet)
+			*wanted |= 1u << i;
+	}
+}
+
+/* The number that a rail has by itself is its place among all of them, up or not. */
 int kvp_nic_rails(struct kvp_nic *nics, uint32_t most, const struct kvp_nic_wish *wish, char *err,
 		  size_t err_bytes)
 {
-	int n = kvp_nic_list(nics, wish, err, err_bytes);
+	int n = list_all(nics, wish, err, err_bytes), first = 0, kept = 0;
 	bool named = wish->devices[0];
-	int kept = 0;
+	uint32_t wanted = 0;
 
-	for (int i = 0; i < n && kept < (int)most; i++) {
-		bool near = nics[i].distance != UINT_MAX && nics[i].distance == nics[0].distance;
-
-		if ((i > 0 && !named && !near) || nics[i].ethernet != nics[0].ethernet)
+	while (first < n && nics[first].down)
+		first++;
+	if (first == n)
+		return 0;
+	want(nics, n, false, &nics[first], named, most, &wanted);
+	want(nics, n, true, &nics[first], named, most, &wanted);
+	for (int i = 0; i < n; i++) {
+		if (!(wanted & 1u << i))
 			continue;
 		nics[kept] = nics[i];
 		nics[kept].number = rail_number(&nics[i], wish->rail_of, kept);

@@ -4,7 +4,7 @@
 /*
  * Choice of RDMA devices, their ports and GIDs: by configuration, or the usable ones that are
  * nearest to a PCI device. Usable is a port that is active and, on Ethernet, has a RoCE v2 GID that
- * is not link-local.
+ * is not link-local. One that is not may become it.
  */
 
 #include <infiniband/verbs.h>
@@ -35,6 +35,7 @@ struct kvp_nic {
 	enum ibv_mtu mtu; /* active */
 	uint32_t max_msg_bytes;
 	unsigned distance; /* PCI hops to `near`, UINT_MAX: unknown */
+	bool down;         /* not usable now: `gid` is zero, `lid` and `mtu` mean nothing */
 };
 
 /* Opens the device of one that was found; the caller closes the context. 0, or -ENODEV and `err`
@@ -52,10 +53,16 @@ int kvp_nic_list(struct kvp_nic *nics, const struct kvp_nic_wish *wish, char *er
 /*
  * Those that one lane uses as rails, with their numbers and in that order, at most `most`: all that
  * are named; else all that are equally near to the GPU; else one. Unequal kinds of links do not
- * mix. `nics` has KVP_NIC_MAX elements; returns how many, and 0 with `err` as above.
+ * mix. Where there is a usable one, those that are not yet are rails, too, if there is room for
+ * them. `nics` has KVP_NIC_MAX elements; returns how many, and 0 with `err` as above.
  */
 int kvp_nic_rails(struct kvp_nic *nics, uint32_t most, const struct kvp_nic_wish *wish, char *err,
 		  size_t err_bytes);
+
+/* Looks at the port again: 0 and all that may have changed, or a negative errno and the port is as
+ * it was before, but down. `gid_index` as in a wish. */
+int kvp_nic_look(struct kvp_nic *nic, struct ibv_context *context, int gid_index, char *err,
+		 size_t err_bytes);
 
 /* PCI hops between two paths below /sys/devices: what one must climb and descend. */
 unsigned kvp_nic_distance(const char *a, const char *b);
@@ -66,5 +73,9 @@ int kvp_nic_gid_rank(const struct ibv_gid_entry *entry);
 /* "10.0.0.1" or "fd00::1". */
 const char *kvp_nic_gid_text(const union ibv_gid *gid, char *buf, size_t bytes);
 
-/* The locked-memory limit in bytes, UINT64_MAX without one (also for root). */
+/* Bytes that this process may register, UINT64_MAX without a limit (as with CAP_IPC_LOCK). */
 uint64_t kvp_nic_memlock(void);
+/* Says that so many bytes could not be registered for that limit, and what to do. */
+void kvp_nic_memlock_text(const char *what, uint64_t bytes, char *err, size_t err_bytes);
+/* Logs the limit where there is one: everything that is registered counts. */
+void kvp_nic_memlock_warn(void);

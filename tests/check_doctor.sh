@@ -30,12 +30,20 @@ expect() # status, pattern in the output...
 {
 	local want=$1 out rc
 	shift
-	out=$(ulimit -l unlimited 2>/dev/null; KVP_SYSFS=$dir "$ctl" doctor $json 2>&1)
+	out=$(ulimit -l unlimited 2>/dev/null; KVP_SYSFS=$dir KVP_PROC=$dir/proc "$ctl" doctor $json 2>&1)
 	rc=$?
 	[ $rc = "$want" ] || { echo "exit status $rc instead of $want"; bad=1; }
 	for pattern in "$@"; do
 		grep -qE -- "$pattern" <<<"$out" || { echo "missing: $pattern in:"; echo "$out"; bad=1; }
 	done
+}
+
+daemon() # pid, name, limit of locked memory
+{
+	mkdir -p "$dir/proc/$1"
+	echo "$2" >"$dir/proc/$1/comm"
+	printf '%-26s%-21s%-21s%-10s\n' Limit 'Soft Limit' 'Hard Limit' Units \
+		'Max locked memory' "$3" unlimited bytes >"$dir/proc/$1/limits"
 }
 
 expect 1 'no RDMA device'
@@ -48,7 +56,15 @@ if [ "$(ulimit -l unlimited 2>/dev/null; ulimit -l)" = unlimited ]; then
 	expect 0 'mlx5_0 +1 ACTIVE .* 2 10\.0\.0\.7 +eth7 .* 7 +0' 'nothing stands in the way'
 	json=--json
 	expect 0 '"gid_index":.2' '"address":."10.0.0.7"' '"resends":.7' '"findings":.\[\]'
+	json=
+	daemon 41 kvpackd unlimited
+	daemon 42 kvpackctl 65536
+	expect 0 'this shell may lock as much' 'kvpackd, process 41, may lock as much as it wants'
+	daemon 43 kvpackd 8388608
+	expect 1 'process 43, may lock 8192 KiB' 'process 43, .*LimitMEMLOCK=infinity below \[Service\]'
+	json=--json
+	expect 1 '"pid":.41' '"memlock":."unlimited"' '"memlock":.8388608'
 else
-	expect 1 'LimitMEMLOCK=infinity'
+	expect 1 'this shell may lock [0-9]* KiB'
 fi
 exit $bad

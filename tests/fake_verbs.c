@@ -282,7 +282,9 @@ static enum ibv_wc_status run_send(struct fake_qp *to, const struct ibv_send_wr 
 
 static bool cut(const struct ibv_qp *qp)
 {
-	return qp && kvp_fake.cut[qp->context->device - devices];
+	size_t dev = qp ? (size_t)(qp->context->device - devices) : 0;
+
+	return qp && (kvp_fake.cut[dev] || kvp_fake.down[dev]);
 }
 
 static enum ibv_wc_status run_bind(const struct ibv_send_wr *wr)
@@ -561,7 +563,8 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *attr)
 int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *out)
 {
 	struct ibv_port_attr attr = {
-		.state = kvp_fake.port_state,
+		.state = kvp_fake.down[context->device - devices] ? IBV_PORT_DOWN
+								  : kvp_fake.port_state,
 		.max_mtu = IBV_MTU_4096,
 		.active_mtu = IBV_MTU_4096,
 		.gid_tbl_len = 4,
@@ -570,14 +573,14 @@ int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv
 		.link_layer = IBV_LINK_LAYER_ETHERNET,
 	};
 
-	(void)context;
 	if (port != 1)
 		return EINVAL;
 	memcpy(out, &attr, offsetof(struct ibv_port_attr, port_cap_flags2));
 	return 0;
 }
 
-/* 0: link-local; 1: RoCE v1; 2: RoCE v2 of 10.0.0.1 (10.0.1.1 on fake1, ...); 3: unused. */
+/* 0: link-local; 1: RoCE v1; 2, unless no_gid: RoCE v2 of 10.0.0.1 (10.0.1.1 on fake1, ...); 3:
+ * unused. */
 int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t idx,
 		      struct ibv_gid_entry *entry, uint32_t flags, size_t entry_bytes)
 {
@@ -585,7 +588,7 @@ int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t idx,
 
 	(void)flags;
 	assert(entry_bytes == sizeof(*entry));
-	if (port != 1 || idx > 2)
+	if (port != 1 || idx > 2 || (idx == 2 && kvp_fake.no_gid[context->device - devices]))
 		return ENODATA;
 	memset(entry, 0, sizeof(*entry));
 	entry->gid_index = idx;

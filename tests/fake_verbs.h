@@ -38,6 +38,8 @@ struct kvp_fake {
 	bool cut[KVP_FAKE_DEVICES];
 	bool no_way[KVP_FAKE_DEVICES];  /* the routing table says so */
 	enum ibv_port_state port_state; /* as queried */
+	bool down[KVP_FAKE_DEVICES];    /* so is the port, and it is cut */
+	bool no_gid[KVP_FAKE_DEVICES];  /* that could be sent from */
 	int max_cqe;
 	/* What has happened. */
 	uint64_t n_posted, n_doorbells, n_recv_doorbells;

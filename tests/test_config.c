@@ -410,6 +410,11 @@ Test(config, rails)
 	cr_assert_str_eq(config.gpu_nics[0].nics, "mlx5_0, mlx5_1");
 	cr_assert_str_eq(config.gpu_nics[1].nics, "mlx5_4");
 	cr_assert_str_eq(config.rail_of, "mlx5_0=0,mlx5_1=255");
+	cr_assert_str_eq(config.nics.exclude, "mlx5_9");
+	cr_assert_str_eq(kvp_config_gpu_nics(&config, "GPU-12", 0), "mlx5_0, mlx5_1");
+	cr_assert_str_eq(kvp_config_gpu_nics(&config, "GPU-77", 3), "mlx5_4");
+	cr_assert_str_eq(kvp_config_gpu_nics(&config, "GPU-77", 12), "mlx5_2,mlx5_3",
+			 "no section of its own");
 	for (size_t i = 0; i < KVP_ARRAY_SIZE(bad); i++)
 		cr_assert_eq(read_text(bad[i]), -EINVAL, "%s", bad[i]);
 }

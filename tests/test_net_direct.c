@@ -26,15 +26,17 @@ struct rig {
 	struct kvp_net_key key;
 };
 
-static void rig_open(struct rig *rig)
+/* After a reset. */
+static void rig_open_on(struct rig *rig, const char *devices_a, const char *devices_b)
 {
 	struct kvp_net_verbs_config config;
 	char err[256] = "";
 
 	memset(rig, 0, sizeof(*rig));
-	kvp_fake_reset();
 	kvp_net_verbs_defaults(&config);
+	config.devices = devices_a;
 	cr_assert_eq(vp_open(&rig->a, &config, SLOT, err, sizeof(err)), 0, "%s", err);
+	config.devices = devices_b;
 	cr_assert_eq(vp_open(&rig->b, &config, SLOT, err, sizeof(err)), 0, "%s", err);
 	cr_assert_eq(vp_connect(&rig->a, &rig->b), 0);
 	cr_assert_eq(vp_connect(&rig->b, &rig->a), 0);
@@ -43,6 +45,12 @@ static void rig_open(struct rig *rig)
 	cr_assert_eq(ftruncate(rig->fd, POOL), 0);
 	rig->pool = mmap(NULL, POOL, PROT_READ | PROT_WRITE, MAP_SHARED, rig->fd, 0);
 	cr_assert_neq(rig->pool, MAP_FAILED);
+}
+
+static void rig_open(struct rig *rig)
+{
+	kvp_fake_reset();
+	rig_open_on(rig, "", "");
 }
 
 static int region_add(struct rig *rig, int dmabuf_fd, char *err, size_t err_bytes)
@@ -155,6 +163,49 @@ Test(net_direct, writes)
 	writes_arrive(&rig);
 	signaled = rig.a.ep->paths[0].conn->qp.signaled;
 	cr_assert_leq(signaled, 21, "more than one completion a piece");
+	rig_close(&rig);
+}
+
+/* A window that was bound before a rail was there has no key for it: its writes take the others. */
+Test(net_direct, a_rail_that_comes_up_later)
+{
+	struct kvp_net_key old;
+	struct rig rig;
+	char err[256] = "";
+
+	kvp_fake_reset();
+	kvp_fake.n_devices = KVP_FAKE_DEVICES;
+	kvp_fake.down[3] = kvp_fake.no_gid[3] = true;
+	rig_open_on(&rig, "fake0,fake1", "fake2,fake3");
+	cr_assert_eq(region_add(&rig, -1, err, sizeof(err)), 0, "%s", err);
+	window_open(&rig);
+	write_taken(&rig, 0, 0, 4);
+	cr_assert(vp_turn(&rig.a, &rig.b, &rig.b.messages, 1, 2000));
+	kvp_fake.down[3] = kvp_fake.no_gid[3] = false;
+	kvp_fake_event(3, IBV_EVENT_PORT_ACTIVE, NULL);
+	for (unsigned i = 0; i < 5000 && !rig.a.ep->paths[1].conn; i++)
+		vp_idle(&rig.a, &rig.b, 1);
+	for (unsigned i = 0; i < 5000 && rig.a.ep->paths[1].conn->state != KVP_VB_OPEN; i++)
+		vp_idle(&rig.a, &rig.b, 1);
+	cr_assert_eq(rig.a.ep->paths[1].conn->state, KVP_VB_OPEN);
+	for (uint64_t i = 1; i < 20; i++)
+		write_taken(&rig, i, 0, 4);
+	cr_assert(vp_turn(&rig.a, &rig.b, &rig.b.messages, 20, 2000));
+	cr_assert_eq(rig.a.net->rails[1].bytes, 0);
+
+	/* The next one has. */
+	old = rig.key;
+	window_close(&rig);
+	window_open(&rig);
+	cr_assert_eq(((const struct kvp_vb_key *)&old)->rkey[1], 0);
+	cr_assert_neq(((const struct kvp_vb_key *)&rig.key)->rkey[1], 0);
+	for (uint64_t i = 20; i < 60; i++)
+		write_taken(&rig, i, 0, 4);
+	cr_assert(vp_turn(&rig.a, &rig.b, &rig.b.messages, 60, 2000));
+	cr_assert_gt(rig.a.net->rails[1].bytes, 0);
+	expect_written(&rig, 59, 0, 4);
+	cr_assert_eq(rig.a.failed, 0);
+	window_close(&rig);
 	rig_close(&rig);
 }
 

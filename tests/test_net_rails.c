@@ -4,6 +4,7 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 
 #include "daemon/net_verbs.h"
@@ -301,6 +302,80 @@ Test(net_rails, a_port_goes_down_and_comes_back)
 	close_pair(&pair);
 }
 
+/* Two devices at each end, of which one is down when its net is opened. */
+static void open_with_down(struct pair *pair, unsigned down)
+{
+	struct kvp_net_verbs_config a = config_of(2), b = config_of(2);
+	char err[256] = "";
+
+	kvp_fake_reset();
+	kvp_fake.n_devices = KVP_FAKE_DEVICES;
+	kvp_fake.down[down] = kvp_fake.no_gid[down] = true;
+	pair->seq = pair->puts = 0;
+	a.keepalive_ns = b.keepalive_ns = 20000000;
+	b.devices = "fake2,fake3";
+	cr_assert_eq(vp_open(&pair->a, &a, SLOT, err, sizeof(err)), 0, "%s", err);
+	cr_assert_eq(vp_open(&pair->b, &b, SLOT, err, sizeof(err)), 0, "%s", err);
+	cr_assert_eq(vp_connect(&pair->a, &pair->b), 0);
+	cr_assert_eq(vp_connect(&pair->b, &pair->a), 0);
+}
+
+/* Either end's, and the address comes later than the port. The peer learns it, too. */
+Test(net_rails, a_rail_that_is_down_at_the_start_comes_up)
+{
+	for (unsigned down = 0; down < KVP_FAKE_DEVICES; down++) {
+		const struct vp_node *node;
+		struct kvp_net_rail rails[KVP_NET_RAILS];
+		struct pair pair;
+
+		open_with_down(&pair, down);
+		node = down < 2 ? &pair.a : &pair.b;
+		cr_assert_eq(kvp_net_verbs.rails(node->net, rails), 2);
+		cr_assert_eq(rails[down % 2].state, KVP_NET_RAIL_DOWN);
+		cr_assert_eq(rails[1 - down % 2].state, KVP_NET_RAIL_UP);
+		cr_assert_not_null(strstr(kvp_net_verbs.describe(node->net), ":1 down"));
+		pump(&pair, 20);
+		kvp_fake.down[down] = false;
+		kvp_fake_event(down, IBV_EVENT_PORT_ACTIVE, NULL);
+		vp_idle(&pair.a, &pair.b, 50);
+		pump(&pair, 20);
+		expect_all(&pair);
+		cr_assert_eq(conns_of(&pair.a), 1, "without an address it is of no use");
+
+		kvp_fake.no_gid[down] = false; /* without an event: it is looked for */
+		wait_conns(&pair, 2);
+		pump(&pair, 100);
+		expect_all(&pair);
+		cr_assert_gt(pair.a.net->rails[0].bytes, 100000);
+		cr_assert_gt(pair.a.net->rails[1].bytes, 100000);
+		cr_assert_null(strstr(kvp_net_verbs.describe(node->net), "down"));
+		close_pair(&pair);
+	}
+}
+
+/* An idle net sleeps, but looks at the port from time to time. */
+Test(net_rails, a_sleeping_net_notices_that_its_rail_is_up)
+{
+	struct pair pair;
+	struct pollfd pfd;
+
+	open_with_down(&pair, 1);
+	kvp_net_verbs.ep_close(pair.a.net, pair.a.ep);
+	kvp_net_verbs.ep_close(pair.b.net, pair.b.ep);
+	cr_assert(vp_turn(&pair.a, &pair.b, &pair.a.closed, 1, 2000));
+	cr_assert(vp_turn(&pair.a, &pair.b, &pair.b.closed, 1, 2000));
+	kvp_fake.down[1] = kvp_fake.no_gid[1] = false;
+	pfd = (struct pollfd){ .fd = kvp_net_verbs.fd(pair.a.net), .events = POLLIN };
+	for (unsigned i = 0; i < 100 && pair.a.net->rails[1].port_down; i++) {
+		while (kvp_net_verbs.progress(pair.a.net) > 0 || kvp_net_verbs.arm(pair.a.net) < 0)
+			;
+		if (pair.a.net->rails[1].port_down)
+			cr_assert_eq(poll(&pfd, 1, 5000), 1);
+	}
+	cr_assert_not(pair.a.net->rails[1].port_down);
+	close_pair(&pair);
+}
+
 Test(net_rails, a_dead_device_is_never_used_again)
 {
 	struct pair pair;
@@ -488,6 +563,16 @@ Test(net_rails, rails_are_chosen)
 	cr_assert_eq(kvp_nic_rails(nics, 4, &wish, err, sizeof(err)), 2);
 	cr_assert_str_eq(nics[0].device, "fake3", "as they are named");
 	cr_assert_eq(kvp_nic_rails(nics, 1, &wish, err, sizeof(err)), 1);
+	kvp_fake.down[3] = true;
+	cr_assert_eq(kvp_nic_rails(nics, 4, &wish, err, sizeof(err)), 2, "it may come up");
+	cr_assert(nics[0].down && !nics[1].down && nics[1].number == 1);
+	cr_assert_eq(kvp_nic_rails(nics, 1, &wish, err, sizeof(err)), 1);
+	cr_assert_str_eq(nics[0].device, "fake1", "who is up first");
+	cr_assert_eq(kvp_nic_list(nics, &wish, err, sizeof(err)), 1);
+	kvp_fake.down[1] = true;
+	cr_assert_eq(kvp_nic_rails(nics, 4, &wish, err, sizeof(err)), 0);
+	cr_assert(strstr(err, "fake1: port 1 is") && strstr(err, "fake3: port 1 is"), "%s", err);
+	kvp_fake.down[1] = kvp_fake.down[3] = false;
 	wish.rail_of = "fake3=1,fake1=0";
 	cr_assert_eq(kvp_nic_rails(nics, 4, &wish, err, sizeof(err)), 2);
 	cr_assert_str_eq(nics[0].device, "fake1", "by number");

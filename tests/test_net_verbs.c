@@ -4,8 +4,12 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <linux/capability.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "daemon/net_verbs.h"
 #include "daemon/nic.h"
@@ -381,6 +385,46 @@ Test(net_verbs, too_many_connections_are_rejected)
 	for (uint32_t i = 0; i < 3; i++)
 		vp_close(&a[i]);
 	vp_close(&b);
+	expect_nothing_left();
+}
+
+/* Without the right to lock all, whoever runs the test. */
+static void limit_memlock(rlim_t bytes)
+{
+	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = { 0 };
+	const struct rlimit limit = { .rlim_cur = bytes, .rlim_max = bytes };
+
+	cr_assert_eq(syscall(SYS_capget, &header, data), 0);
+	data[CAP_TO_INDEX(CAP_IPC_LOCK)].effective &= ~CAP_TO_MASK(CAP_IPC_LOCK);
+	cr_assert_eq(syscall(SYS_capset, &header, data), 0);
+	cr_assert_eq(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
+}
+
+/* Rings that are too large are refused before the kernel does it, with what to do. */
+Test(net_verbs, a_memlock_limit_is_said_at_the_start)
+{
+	struct kvp_net_verbs_config config;
+	struct vp_node node;
+	char err[256] = "";
+
+	kvp_fake_reset();
+	kvp_fake.n_devices = 2;
+	kvp_net_verbs_defaults(&config);
+	config.devices = "fake0,fake1";
+	limit_memlock(VP_SLOTS * SLOT * 4); /* two rings, each on two rails, without their tails */
+	cr_assert_eq(kvp_nic_memlock(), VP_SLOTS * SLOT * 4);
+	cr_assert_eq(vp_open(&node, &config, SLOT, err, sizeof(err)), -ENOMEM);
+	cr_assert(strstr(err, "LimitMEMLOCK=infinity below [Service]"), "%s", err);
+	cr_assert(strstr(err, "the limit is 4194304:"), "%s", err);
+	config.devices = "fake0";
+	cr_assert_eq(vp_open(&node, &config, SLOT, err, sizeof(err)), 0, "%s", err);
+	vp_close(&node);
+
+	kvp_fake.refuse_mr = ENOMEM; /* the kernel has less, since others lock memory, too */
+	cr_assert_eq(vp_open(&node, &config, SLOT, err, sizeof(err)), -ENOMEM);
+	cr_assert(strstr(err, "LimitMEMLOCK=infinity"), "%s", err);
+	kvp_fake.refuse_mr = 0;
 	expect_nothing_left();
 }
 
