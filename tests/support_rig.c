@@ -152,15 +152,15 @@ static void daemon_greet(struct rig_daemon *daemon)
 {
 	struct kvp_client_options options = KVP_CLIENT_OPTIONS_INIT;
 	struct kvp_client *client;
-	uint64_t until = rig_now_ns() + 20u * 1000000000u;
-	int status, rc;
+	uint64_t until = rig_now_ns() + 20 * UINT64_C(1000000000);
+	int status = 0, rc;
 
 	options.socket = daemon->socket;
 	while ((rc = kvp_client_open(&client, &options)) != 0) {
 		if (waitpid(daemon->pid, &status, WNOHANG) == daemon->pid || rig_now_ns() > until) {
 			daemon_log(daemon);
-			rig_die(__FILE__, __LINE__, "daemon serves", "%s: %s", daemon->name,
-				strerror(-rc));
+			rig_die(__FILE__, __LINE__, "daemon serves", "%s: %s, wait status %#x",
+				daemon->name, strerror(-rc), (unsigned int)status);
 		}
 		rig_sleep_ms(10);
 	}
@@ -218,7 +218,7 @@ int rig_daemon_stop(struct rig_daemon *daemon)
 	if (!daemon->pid)
 		return 0;
 	(void)kill(daemon->pid, SIGTERM);
-	rc = child_wait(daemon->pid, rig_now_ns() + 30u * 1000000000u);
+	rc = child_wait(daemon->pid, rig_now_ns() + 30 * UINT64_C(1000000000));
 	daemon->pid = 0;
 	return rc;
 }
@@ -226,7 +226,8 @@ int rig_daemon_stop(struct rig_daemon *daemon)
 void rig_daemon_kill(struct rig_daemon *daemon)
 {
 	RIG_REQUIRE(kill(daemon->pid, SIGKILL) == 0, "%s: %s", daemon->name, strerror(errno));
-	RIG_REQUIRE(child_wait(daemon->pid, rig_now_ns() + 30u * 1000000000u) == 128 + SIGKILL);
+	RIG_REQUIRE(child_wait(daemon->pid, rig_now_ns() + 30 * UINT64_C(1000000000)) ==
+		    128 + SIGKILL);
 	daemon->pid = 0;
 }
 
@@ -291,7 +292,7 @@ void rig_ranks_join(struct rig *rig, int secs)
 			fprintf(stderr, "%s: %s %d\n", rig->ranks[i].name,
 				rc < 0 ? "has not ended" : "exit status", rc);
 			bad++;
-			until = KVP_MIN(until, rig_now_ns() + 2u * 1000000000u);
+			until = KVP_MIN(until, rig_now_ns() + 2 * UINT64_C(1000000000));
 		}
 	}
 	if (bad)
