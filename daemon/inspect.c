@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/inspect.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <malloc.h>
 #include <stdio.h>
@@ -163,19 +164,6 @@ static void add_counters(const struct kvp_core *core, cJSON *status,
 	kvp_inspect_num(counters, "log_lines_dropped", kvp_log_dropped());
 }
 
-static bool count_state(void *arg, const struct kvp_room_view *view)
-{
-	cJSON *by_state = arg;
-	const char *name = kvp_room_phase_name((enum kvp_room_phase)view->state);
-	cJSON *had = cJSON_GetObjectItemCaseSensitive(by_state, name);
-
-	if (had)
-		cJSON_SetNumberValue(had, had->valuedouble + 1);
-	else
-		kvp_inspect_num(by_state, name, 1);
-	return true;
-}
-
 static bool count_one(void *arg, const struct kvp_peer_view *view)
 {
 	(void)view;
@@ -183,14 +171,20 @@ static bool count_one(void *arg, const struct kvp_peer_view *view)
 	return true;
 }
 
-static void add_rooms(const struct kvp_core *core, cJSON *status,
-		      const struct kvp_rooms_stats *stats)
+static void add_rooms(cJSON *status, const struct kvp_rooms_stats *stats)
 {
 	cJSON *rooms = cJSON_AddObjectToObject(status, "rooms");
 
+	cJSON *by_state;
+
 	kvp_inspect_num(rooms, "dest", stats->dests);
 	kvp_inspect_num(rooms, "send", stats->sends);
-	kvp_rooms_each(core->rooms, count_state, cJSON_AddObjectToObject(rooms, "by_state"));
+	by_state = cJSON_AddObjectToObject(rooms, "by_state");
+	for (unsigned i = 0; i < KVP_ROOM_STATES_N; i++) {
+		if (stats->by_state[i])
+			kvp_inspect_num(by_state, kvp_room_phase_name((enum kvp_room_phase)i),
+					stats->by_state[i]);
+	}
 }
 
 static void add_drain(const struct kvp_inspect *ask, cJSON *status)
@@ -265,7 +259,7 @@ cJSON *kvp_inspect_status(const struct kvp_inspect *ask)
 	kvp_inspect_num(status, "clients", core->server->n_sessions);
 	kvp_inspect_num(status, "pools", core->pools.n);
 	kvp_inspect_num(status, "fences", core->fences.n);
-	add_rooms(core, status, &rooms);
+	add_rooms(status, &rooms);
 	kvp_inspect_num(status, "peers", n_peers);
 	add_heap(status);
 	add_lanes(ask, status);
@@ -653,21 +647,18 @@ static const struct part parts[] = {
 	{ "status", kvp_inspect_status },   { "version", kvp_inspect_version },
 	{ "lanes", kvp_inspect_lanes },     { "peers", kvp_inspect_peers },
 	{ "clients", kvp_inspect_clients }, { "pools", kvp_inspect_pools },
-	{ "rooms", kvp_inspect_rooms },     { "room", kvp_inspect_room },
-	{ "waiting", kvp_inspect_waiting }, { "failures", kvp_inspect_failures },
-	{ "pins", kvp_inspect_pins },
 };
 
-static int to_memfd(const struct kvp_inspect *ask, const cJSON *root)
+static int to_memfd(const cJSON *root)
 {
+	KVP_CLEANUP(kvp_closep) int fd = kvp_memfd_make("kvpack-inspect");
 	char *text = cJSON_PrintUnformatted(root);
-	int fd = text ? kvp_memfd_with("kvpack-inspect", text, strlen(text)) : -12;
+	int r = fd < 0 ? fd : text ? kvp_memfd_write(fd, text, strlen(text)) : -ENOMEM;
 
 	cJSON_free(text);
-	if (fd >= 0)
-		return fd;
-	(void)snprintf(ask->err, ask->err_bytes, "inspect: no memory for the answer");
-	return -(int)KVP__STATUS__STATUS_NO_MEMORY;
+	if (r == 0)
+		r = kvp_memfd_seal(fd);
+	return r < 0 ? r : KVP_TAKE_FD(fd);
 }
 
 int kvp_inspect_answer(const struct kvp_inspect *ask, const char *what)
@@ -679,11 +670,12 @@ int kvp_inspect_answer(const struct kvp_inspect *ask, const char *what)
 		if (strcmp(what, parts[i].name) != 0)
 			continue;
 		root = parts[i].make(ask);
-		if (!root)
-			return -(int)KVP__STATUS__STATUS_INVALID;
-		fd = to_memfd(ask, root);
+		fd = to_memfd(root);
 		cJSON_Delete(root);
-		return fd;
+		if (fd >= 0)
+			return fd;
+		(void)snprintf(ask->err, ask->err_bytes, "inspect: no memory for the answer");
+		return -(int)KVP__STATUS__STATUS_NO_MEMORY;
 	}
 	(void)snprintf(ask->err, ask->err_bytes, "inspect.what is \"%.31s\": nothing of that name",
 		       what);

@@ -30,25 +30,29 @@ struct kvp_inspect {
 };
 
 /* A memfd with the JSON that the caller closes, or a negative Kvp__Status with the reason in
- * ask->err. */
+ * ask->err. For what is small; of rooms there are too many for one turn of the loop. */
 int kvp_inspect_answer(const struct kvp_inspect *ask, const char *what);
 
-/* The parts. Each returns NULL with a reason in ask->err when `arg` is wrong. */
+struct kvp_session_pending;
+/* `what` shows rooms. */
+bool kvp_inspect_is_look(const char *what);
+/* Answers `pending` by and by; until then nothing else of its session is read. OK, or a reason in
+ * ask->err, and `pending` is still the caller's. */
+Kvp__Status kvp_inspect_look(const struct kvp_inspect *ask, const char *what,
+			     struct kvp_session_pending *pending);
+
+/* The parts. */
 cJSON *kvp_inspect_status(const struct kvp_inspect *ask);
 cJSON *kvp_inspect_version(const struct kvp_inspect *ask);
 cJSON *kvp_inspect_lanes(const struct kvp_inspect *ask);
 cJSON *kvp_inspect_peers(const struct kvp_inspect *ask);
 cJSON *kvp_inspect_clients(const struct kvp_inspect *ask);
 cJSON *kvp_inspect_pools(const struct kvp_inspect *ask);
-cJSON *kvp_inspect_rooms(const struct kvp_inspect *ask);
-cJSON *kvp_inspect_room(const struct kvp_inspect *ask);
-cJSON *kvp_inspect_waiting(const struct kvp_inspect *ask);
-cJSON *kvp_inspect_failures(const struct kvp_inspect *ask);
-cJSON *kvp_inspect_pins(const struct kvp_inspect *ask);
 
-/* Offers that no engine here has opened: as one of the causes of `waiting`, and those of a room. */
-void kvp_inspect_parked_cause(const struct kvp_inspect *ask, cJSON *list);
-void kvp_inspect_parked(const struct kvp_inspect *ask, cJSON *root, uint64_t room);
+/* Offers that no engine here has opened: as one of the causes of `waiting` (NULL where there is
+ * none; false: no memory), and those of a room (NULL: no memory). */
+bool kvp_inspect_parked_cause(const struct kvp_inspect *ask, cJSON **cause);
+cJSON *kvp_inspect_parked(const struct kvp_inspect *ask, uint64_t room);
 
 /* The `limits` of the status; `lanes` has the counts of all. */
 void kvp_inspect_limits(const struct kvp_core *core, cJSON *status,

@@ -31,21 +31,22 @@ static bool count_offer(void *arg, const struct kvp_parked_view *view)
 	return true;
 }
 
-void kvp_inspect_parked_cause(const struct kvp_inspect *ask, cJSON *list)
+bool kvp_inspect_parked_cause(const struct kvp_inspect *ask, cJSON **cause)
 {
 	struct parked parked = { .ask = ask };
 	cJSON *object;
 
 	kvp_rooms_each_parked(ask->core->rooms, count_offer, &parked);
 	if (parked.count == 0)
-		return;
+		return true;
 	object = cJSON_CreateObject();
 	(void)cJSON_AddStringToObject(object, "cause",
 				      "another node's offer: no engine here has opened its room");
 	kvp_inspect_num(object, "count", parked.count);
 	kvp_inspect_age(ask, object, "oldest_s", parked.oldest_ns);
 	(void)cJSON_AddStringToObject(object, "example", parked.example);
-	kvp_inspect_append(list, object);
+	*cause = object;
+	return object;
 }
 
 static bool add_offer(void *arg, const struct kvp_parked_view *view)
@@ -64,11 +65,11 @@ static bool add_offer(void *arg, const struct kvp_parked_view *view)
 	return true;
 }
 
-void kvp_inspect_parked(const struct kvp_inspect *ask, cJSON *root, uint64_t room)
+cJSON *kvp_inspect_parked(const struct kvp_inspect *ask, uint64_t room)
 {
-	struct parked parked = { .ask = ask, .room = room };
+	struct parked parked = { .ask = ask, .list = cJSON_CreateArray(), .room = room };
 
-	parked.list = cJSON_AddArrayToObject(root, "offers");
-	if (ask->admin)
+	if (parked.list && ask->admin)
 		kvp_rooms_each_parked(ask->core->rooms, add_offer, &parked);
+	return parked.list;
 }

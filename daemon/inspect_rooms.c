@@ -2,7 +2,7 @@
 
 /* Rooms, live and ended: what state they are in, what they wait for, how they failed. */
 
-#include "daemon/inspect.h"
+#include "daemon/inspect_look.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -10,24 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/server.h"
 #include "proto/msg.h"
 #include "proto/util.h"
 
 #define MS UINT64_C(1000000)
 #define LEGS_MAX 4096u
-
-/* Where views go, and which count. */
-struct rooms {
-	const struct kvp_inspect *ask;
-	cJSON *list;
-	uint32_t ended;
-	bool detail;
-	/* room: by number, by label, or by both */
-	bool by_room;
-	uint64_t room;
-	const char *label;
-};
 
 static bool may_see(const struct kvp_inspect *ask, const struct kvp_room_view *view)
 {
@@ -87,18 +74,18 @@ static bool add_name_once(cJSON *list, const char *name)
 	return cJSON_AddItemToArray(list, cJSON_CreateString(name));
 }
 
-static void add_legs(const struct rooms *rooms, cJSON *object, const struct kvp_room_view *view)
+static void add_legs(const struct kvp_look *look, cJSON *object, const struct kvp_room_view *view)
 {
 	KVP_CLEANUP(kvp_freep) struct kvp_room_leg_view *legs = NULL;
 	cJSON *peers = cJSON_AddArrayToObject(object, "peers");
-	cJSON *list = rooms->detail ? cJSON_AddArrayToObject(object, "legs") : NULL;
+	cJSON *list = look->detail ? cJSON_AddArrayToObject(object, "legs") : NULL;
 	uint32_t n;
 
-	legs = get_legs(rooms->ask, view, &n);
+	legs = get_legs(&look->ask, view, &n);
 	for (uint32_t i = 0; i < n; i++) {
 		(void)add_name_once(peers, legs[i].peer); /* false: has it */
 		if (list)
-			add_leg(rooms->ask, list, view, &legs[i]);
+			add_leg(&look->ask, list, view, &legs[i]);
 	}
 }
 
@@ -171,9 +158,9 @@ static void add_progress(const struct kvp_inspect *ask, cJSON *object,
 			view->waits_text && view->waits_text[0] ? view->waits_since_ns : 0);
 }
 
-static cJSON *room_object(const struct rooms *rooms, const struct kvp_room_view *view)
+static cJSON *room_object(const struct kvp_look *look, const struct kvp_room_view *view)
 {
-	const struct kvp_inspect *ask = rooms->ask;
+	const struct kvp_inspect *ask = &look->ask;
 	cJSON *object = outline(ask, view);
 
 	if (!may_see(ask, view))
@@ -195,52 +182,35 @@ static cJSON *room_object(const struct rooms *rooms, const struct kvp_room_view 
 	(void)cJSON_AddBoolToObject(object, "retry", view->retry);
 	(void)cJSON_AddBoolToObject(object, "released", view->released);
 	kvp_inspect_num(object, "pages_held", view->pages_held);
-	add_legs(rooms, object, view);
-	if (rooms->detail)
+	add_legs(look, object, view);
+	if (look->detail)
 		add_stages(object, view);
 	return object;
 }
 
-static bool add_room(void *arg, const struct kvp_room_view *view)
+static bool rooms_item(struct kvp_look *look, const struct kvp_room_view *view, cJSON **item)
 {
-	struct rooms *rooms = arg;
-
-	kvp_inspect_append(rooms->list, room_object(rooms, view));
-	return true;
+	*item = room_object(look, view);
+	return *item;
 }
 
-static bool count_ended(void *arg, const struct kvp_room_view *view)
+/* How many ended ones are remembered. */
+static void rooms_close(struct kvp_look *look)
 {
-	struct rooms *rooms = arg;
+	struct kvp_rooms_stats stats;
+	char text[48];
 
-	rooms->ended++;
-	if (rooms->ask->all)
-		(void)add_room(arg, view);
-	return true;
+	kvp_rooms_stats(look->ask.core->rooms, &stats);
+	(void)snprintf(text, sizeof(text), "],\"ended\":%u}", stats.remembered); /* fits */
+	kvp_look_text(look, text, strlen(text));
 }
 
-cJSON *kvp_inspect_rooms(const struct kvp_inspect *ask)
+static void list_close(struct kvp_look *look)
 {
-	cJSON *root = cJSON_CreateObject();
-	struct rooms rooms = { .ask = ask, .list = cJSON_AddArrayToObject(root, "rooms") };
-
-	kvp_rooms_each(ask->core->rooms, add_room, &rooms);
-	kvp_rooms_each_ended(ask->core->rooms, count_ended, &rooms);
-	kvp_inspect_num(root, "ended", rooms.ended);
-	return root;
+	kvp_look_text(look, "]}", 2);
 }
 
 /* ---- one room */
-
-static bool add_match(void *arg, const struct kvp_room_view *view)
-{
-	struct rooms *rooms = arg;
-
-	if (!may_see(rooms->ask, view) || (rooms->by_room && view->room != rooms->room) ||
-	    (rooms->label && strcmp(view->label, rooms->label) != 0))
-		return true;
-	return add_room(arg, view);
-}
 
 static bool parse_number(const char *text, uint64_t *value)
 {
@@ -251,68 +221,79 @@ static bool parse_number(const char *text, uint64_t *value)
 	return text[0] >= '0' && text[0] <= '9' && *end == 0 && errno == 0;
 }
 
-cJSON *kvp_inspect_room(const struct kvp_inspect *ask)
+static bool room_parse(struct kvp_look *look)
 {
-	struct rooms rooms = { .ask = ask, .detail = true };
-	cJSON *root;
+	const struct kvp_inspect *ask = &look->ask;
 
+	look->detail = true;
 	if (strncmp(ask->arg, "label:", 6) == 0) {
-		rooms.label = ask->arg + 6;
-	} else {
-		rooms.by_room = parse_number(ask->arg, &rooms.room);
-		if (!rooms.by_room) {
-			(void)snprintf(ask->err, ask->err_bytes,
-				       "inspect.arg is \"%.40s\": a room is named by its number or "
-				       "as label:TEXT",
-				       ask->arg);
-			return NULL;
-		}
+		look->label = ask->arg + 6;
+		return true;
 	}
-	root = cJSON_CreateObject();
-	rooms.list = cJSON_AddArrayToObject(root, "rooms");
-	kvp_rooms_each(ask->core->rooms, add_match, &rooms);
-	kvp_rooms_each_ended(ask->core->rooms, add_match, &rooms);
-	if (rooms.by_room)
-		kvp_inspect_parked(ask, root, rooms.room);
-	return root;
+	if (parse_number(ask->arg, &look->room))
+		return true;
+	(void)snprintf(ask->err, ask->err_bytes,
+		       "inspect.arg is \"%.40s\": a room is named by its number or as label:TEXT",
+		       ask->arg);
+	return false;
+}
+
+/* With what other nodes offer of it. */
+static void room_close(struct kvp_look *look)
+{
+	cJSON *offers = look->label ? NULL : kvp_inspect_parked(&look->ask, look->room);
+	char *text = offers ? cJSON_PrintUnformatted(offers) : NULL;
+
+	if (!look->label && !text)
+		look->failed = true;
+	kvp_look_text(look, "]", 1);
+	if (text) {
+		kvp_look_text(look, ",\"offers\":", 10);
+		kvp_look_text(look, text, strlen(text));
+	}
+	kvp_look_text(look, "}", 1);
+	cJSON_free(text);
+	cJSON_Delete(offers);
+}
+
+static bool room_item(struct kvp_look *look, const struct kvp_room_view *view, cJSON **item)
+{
+	if (!may_see(&look->ask, view) ||
+	    (look->label ? strcmp(view->label, look->label) != 0 : view->room != look->room))
+		return true;
+	return rooms_item(look, view, item);
 }
 
 /* ---- waiting */
 
-struct cause {
-	const char *text;
-	uint64_t count, oldest_ns;
-	char example[80];
-};
-
-struct causes {
-	const struct kvp_inspect *ask;
-	uint32_t n;
-	struct cause causes[64];
-};
-
-static bool count_cause(void *arg, const struct kvp_room_view *view)
+/* NULL: more texts than there are. */
+static struct kvp_look_cause *find_cause(struct kvp_look *look, const char *text)
 {
-	struct causes *all = arg;
-	struct cause *cause = NULL;
+	for (uint32_t i = 0; i < look->n_causes; i++) {
+		if (strcmp(look->causes[i].text, text) == 0)
+			return &look->causes[i];
+	}
+	if (look->n_causes == KVP_LOOK_CAUSES)
+		return NULL;
+	look->causes[look->n_causes].text = text;
+	return &look->causes[look->n_causes++];
+}
 
+static bool waiting_item(struct kvp_look *look, const struct kvp_room_view *view, cJSON **item)
+{
+	struct kvp_look_cause *cause;
+
+	(void)item; /* one for each cause, at the end */
 	if (!view->waits_text || !view->waits_text[0] || view->waits == KVP_WAITS_NOTHING)
 		return true;
-	for (uint32_t i = 0; i < all->n && !cause; i++) {
-		if (strcmp(all->causes[i].text, view->waits_text) == 0)
-			cause = &all->causes[i];
-	}
-	if (!cause && all->n == KVP_ARRAY_SIZE(all->causes))
-		return true; /* there are fewer texts than that */
-	if (!cause) {
-		cause = &all->causes[all->n++];
-		cause->text = view->waits_text;
-	}
+	cause = find_cause(look, view->waits_text);
+	if (!cause)
+		return true;
 	cause->count++;
 	if (cause->count > 1 && view->waits_since_ns >= cause->oldest_ns)
 		return true;
 	cause->oldest_ns = view->waits_since_ns;
-	if (may_see(all->ask, view))
+	if (may_see(&look->ask, view))
 		(void)snprintf(cause->example, sizeof(cause->example), "0x%" PRIx64 " %s %u %.40s",
 			       view->room, role(view), view->index, view->label); /* fits */
 	else
@@ -320,33 +301,28 @@ static bool count_cause(void *arg, const struct kvp_room_view *view)
 	return true;
 }
 
-cJSON *kvp_inspect_waiting(const struct kvp_inspect *ask)
+static void waiting_close(struct kvp_look *look)
 {
-	cJSON *root = cJSON_CreateObject();
-	cJSON *list = cJSON_AddArrayToObject(root, "waiting");
-	struct causes causes = { .ask = ask };
+	cJSON *offers = NULL;
 
-	kvp_rooms_each(ask->core->rooms, count_cause, &causes);
-	for (uint32_t i = 0; i < causes.n; i++) {
+	for (uint32_t i = 0; i < look->n_causes; i++) {
+		const struct kvp_look_cause *cause = &look->causes[i];
 		cJSON *object = cJSON_CreateObject();
 
-		(void)cJSON_AddStringToObject(object, "cause", causes.causes[i].text);
-		kvp_inspect_num(object, "count", causes.causes[i].count);
-		kvp_inspect_age(ask, object, "oldest_s", causes.causes[i].oldest_ns);
-		(void)cJSON_AddStringToObject(object, "example", causes.causes[i].example);
-		kvp_inspect_append(list, object);
+		(void)cJSON_AddStringToObject(object, "cause", cause->text);
+		kvp_inspect_num(object, "count", cause->count);
+		kvp_inspect_age(&look->ask, object, "oldest_s", cause->oldest_ns);
+		(void)cJSON_AddStringToObject(object, "example", cause->example);
+		kvp_look_item(look, object);
 	}
-	kvp_inspect_parked_cause(ask, list);
-	return root;
+	if (!kvp_inspect_parked_cause(&look->ask, &offers))
+		look->failed = true;
+	else if (offers)
+		kvp_look_item(look, offers);
+	list_close(look);
 }
 
 /* ---- failures */
-
-struct failures {
-	const struct kvp_inspect *ask;
-	cJSON *list;
-	uint64_t since_s; /* ended at most so long ago */
-};
 
 /* "2026-01-31T12:00:00.000Z" of milliseconds since 1970. */
 static void add_time(cJSON *object, const char *name, uint64_t wall_ms)
@@ -361,15 +337,14 @@ static void add_time(cJSON *object, const char *name, uint64_t wall_ms)
 	(void)cJSON_AddStringToObject(object, name, text);
 }
 
-static bool add_failure(void *arg, const struct kvp_room_view *view)
+static bool failures_item(struct kvp_look *look, const struct kvp_room_view *view, cJSON **item)
 {
-	const struct failures *failures = arg;
-	const struct kvp_inspect *ask = failures->ask;
+	const struct kvp_inspect *ask = &look->ask;
 	uint64_t ago_ns = ask->now_ns > view->failed_ns ? ask->now_ns - view->failed_ns : 0;
 	struct timespec wall;
 	cJSON *object;
 
-	if (!view->failed || ago_ns / 1000000000 > failures->since_s)
+	if (!view->failed || ago_ns / 1000000000 > look->since_s)
 		return true;
 	(void)clock_gettime(CLOCK_REALTIME, &wall); /* cannot fail with this clock */
 	object = cJSON_CreateObject();
@@ -389,34 +364,27 @@ static bool add_failure(void *arg, const struct kvp_room_view *view)
 		(void)cJSON_AddStringToObject(object, "verdict",
 					      view->verdict ? view->verdict : "");
 	}
-	kvp_inspect_append(failures->list, object);
-	return true;
+	*item = object;
+	return object;
 }
 
-cJSON *kvp_inspect_failures(const struct kvp_inspect *ask)
+static bool failures_parse(struct kvp_look *look)
 {
-	struct failures failures = { .ask = ask, .since_s = UINT64_MAX };
-	cJSON *root;
+	const struct kvp_inspect *ask = &look->ask;
 
-	if (ask->arg[0] && !parse_number(ask->arg, &failures.since_s)) {
-		(void)snprintf(ask->err, ask->err_bytes,
-			       "inspect.arg is \"%.40s\": failures takes a number of seconds",
-			       ask->arg);
-		return NULL;
-	}
-	root = cJSON_CreateObject();
-	failures.list = cJSON_AddArrayToObject(root, "failures");
-	kvp_rooms_each(ask->core->rooms, add_failure, &failures);
-	kvp_rooms_each_ended(ask->core->rooms, add_failure, &failures);
-	return root;
+	look->since_s = UINT64_MAX;
+	if (!ask->arg[0] || parse_number(ask->arg, &look->since_s))
+		return true;
+	(void)snprintf(ask->err, ask->err_bytes,
+		       "inspect.arg is \"%.40s\": failures takes a number of seconds", ask->arg);
+	return false;
 }
 
 /* ---- pins */
 
-static bool add_pin(void *arg, const struct kvp_room_view *view)
+static bool pins_item(struct kvp_look *look, const struct kvp_room_view *view, cJSON **item)
 {
-	const struct rooms *rooms = arg;
-	const struct kvp_inspect *ask = rooms->ask;
+	const struct kvp_inspect *ask = &look->ask;
 	cJSON *object;
 
 	if (!view->is_dest || view->pages_held == 0)
@@ -433,15 +401,25 @@ static bool add_pin(void *arg, const struct kvp_room_view *view)
 		kvp_inspect_num(object, "dest", view->index);
 		(void)cJSON_AddStringToObject(object, "label", view->label);
 	}
-	kvp_inspect_append(rooms->list, object);
-	return true;
+	*item = object;
+	return object;
 }
 
-cJSON *kvp_inspect_pins(const struct kvp_inspect *ask)
-{
-	cJSON *root = cJSON_CreateObject();
-	struct rooms rooms = { .ask = ask, .list = cJSON_AddArrayToObject(root, "pins") };
+/* ---- all */
 
-	kvp_rooms_each(ask->core->rooms, add_pin, &rooms);
-	return root;
+static const struct kvp_look_kind kinds[] = {
+	{ "rooms", "rooms", KVP_LOOK_ASKED, NULL, rooms_item, rooms_close },
+	{ "room", "rooms", KVP_LOOK_ENDED, room_parse, room_item, room_close },
+	{ "waiting", "waiting", KVP_LOOK_LIVE, NULL, waiting_item, waiting_close },
+	{ "failures", "failures", KVP_LOOK_ENDED, failures_parse, failures_item, list_close },
+	{ "pins", "pins", KVP_LOOK_LIVE, NULL, pins_item, list_close },
+};
+
+const struct kvp_look_kind *kvp_look_kind(const char *name)
+{
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(kinds); i++) {
+		if (strcmp(kinds[i].name, name) == 0)
+			return &kinds[i];
+	}
+	return NULL;
 }

@@ -103,33 +103,34 @@ void kvp_memfd_unmap(struct kvp_memfd *mem)
 	*mem = (struct kvp_memfd){ 0 };
 }
 
-static int write_all(int fd, const uint8_t *bytes, size_t n)
+int kvp_memfd_make(const char *name)
 {
+	int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	return fd < 0 ? -errno : fd;
+}
+
+int kvp_memfd_write(int fd, const void *bytes, size_t n)
+{
+	const uint8_t *at = bytes;
+
 	while (n > 0) {
-		ssize_t done = write(fd, bytes, n);
+		ssize_t done = write(fd, at, n);
 
 		if (done < 0 && errno == EINTR)
 			continue;
 		if (done < 0)
 			return -errno;
-		bytes += done;
+		at += done;
 		n -= (size_t)done;
 	}
 	return 0;
 }
 
-int kvp_memfd_with(const char *name, const void *bytes, size_t n)
+int kvp_memfd_seal(int fd)
 {
-	KVP_CLEANUP(kvp_closep) int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	int r;
-
-	if (fd < 0)
-		return -errno;
-	r = write_all(fd, bytes, n);
-	if (r < 0)
-		return r;
 	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0 ||
 	    lseek(fd, 0, SEEK_SET) < 0)
 		return -errno;
-	return KVP_TAKE_FD(fd);
+	return 0;
 }

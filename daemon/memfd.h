@@ -33,5 +33,8 @@ Kvp__Status kvp_memfd_map(int fd, const char *what, bool write, struct kvp_memfd
 /* Harmless on zeroed memory. */
 void kvp_memfd_unmap(struct kvp_memfd *mem);
 
-/* A sealed memfd with these bytes, to be sent to a client; negative errno. The caller closes it. */
-int kvp_memfd_with(const char *name, const void *bytes, size_t n);
+/* A memfd to be sent to a client: made, written, sealed. Negative errno; the caller closes it. */
+int kvp_memfd_make(const char *name);
+int kvp_memfd_write(int fd, const void *bytes, size_t n);
+/* Its bytes never change any more, and are read from the first on. */
+int kvp_memfd_seal(int fd);

@@ -118,7 +118,9 @@ static void room_unlist(struct kvp_room *room)
 		return;
 	room->listed = false;
 	kvp_map_remove(&rooms->by_key, &room->by_key);
+	kvp_room_walk_leave(room);
 	DL_DELETE(rooms->all, room);
+	rooms->stats.by_state[room->state]--;
 }
 
 static void room_unqueue(struct kvp_room *room)
@@ -216,6 +218,7 @@ void kvp_room_enter(struct kvp_room *room)
 	kvp_map_add(&rooms->by_handle, &room->by_handle);
 	DL_APPEND(rooms->all, room);
 	room->listed = true;
+	rooms->stats.by_state[room->state]++;
 	DL_APPEND2(room->owner->rooms, room, oprev, onext);
 	room->owner->n_rooms++;
 	rooms->n_rooms++;
@@ -261,6 +264,10 @@ void kvp_room_set_state(struct kvp_room *room, Kvp__RoomState state)
 {
 	if (room->state == state)
 		return;
+	if (room->listed) {
+		room->rooms->stats.by_state[room->state]--;
+		room->rooms->stats.by_state[state]++;
+	}
 	room->state = state;
 	room->state_since_ns = kvp_room_now();
 	kvp_room_changed(room);
@@ -623,6 +630,7 @@ void kvp_rooms_stats(const struct kvp_rooms *rooms, struct kvp_rooms_stats *out)
 	out->parked_offers = rooms->n_parked;
 	out->notes = rooms->n_notes;
 	out->chunks_most = chunks_most(rooms);
+	out->remembered = rooms->n_history;
 }
 
 /* ---- all ---------------------------------------------------------------------------------------

@@ -176,14 +176,34 @@ struct kvp_room_view {
 	uint64_t pages_held;                  /* destination, unreleased */
 	uint32_t pool_client_id;
 	uint32_t n_legs;
-	uint64_t id; /* unique in this daemon */
+	uint64_t id;      /* unique in this daemon */
+	uint64_t seen_by; /* the last walk that came to it while it lived */
 };
 
-/* Calls fn for every live end; fn returns false to stop. */
+/* Returns false to stop. */
 typedef bool kvp_room_view_fn(void *arg, const struct kvp_room_view *view);
-void kvp_rooms_each(struct kvp_rooms *rooms, kvp_room_view_fn *fn, void *arg);
-/* The same for the last ended ones, newest first. */
-void kvp_rooms_each_ended(struct kvp_rooms *rooms, kvp_room_view_fn *fn, void *arg);
+
+/*
+ * A walk over all live ends, oldest first, then (`ended`) over the last ended ones, newest first.
+ * It is made in steps, between which ends may come and go: each that was there at the begin is seen
+ * at most once, and exactly once as long as it lives or is remembered; those that are made later
+ * are not seen. One walk at a time; the struct is the caller's, its fields are private.
+ */
+struct kvp_room_walk {
+	struct kvp_rooms *rooms; /* NULL: it has ended */
+	kvp_room_view_fn *fn;
+	void *arg;
+	bool ended, past_live;
+	struct kvp_room *at; /* the next live one; NULL: none is left */
+	uint64_t last_id, number;
+	uint64_t ended_at; /* so many had ended, up to the next one */
+};
+void kvp_room_walk_begin(struct kvp_room_walk *walk, struct kvp_rooms *rooms, bool ended,
+			 kvp_room_view_fn *fn, void *arg);
+/* Looks at up to `n`; false: that was all. */
+bool kvp_room_walk_step(struct kvp_room_walk *walk, uint32_t n);
+/* Harmless on zeroed memory. */
+void kvp_room_walk_end(struct kvp_room_walk *walk);
 /* Legs of a live end; writes up to max, returns how many. An end whose id is free again has none.
  */
 uint32_t kvp_room_legs(struct kvp_rooms *rooms, const struct kvp_room_view *view,
@@ -199,10 +219,14 @@ typedef bool kvp_parked_view_fn(void *arg, const struct kvp_parked_view *view);
 /* Oldest first. */
 void kvp_rooms_each_parked(const struct kvp_rooms *rooms, kvp_parked_view_fn *fn, void *arg);
 
+#define KVP_ROOM_STATES_N ((unsigned)KVP__ROOM_STATE__ROOM_RELEASED + 1)
+
 struct kvp_rooms_stats {
 	uint32_t dests, sends, parked_offers;
-	uint32_t notes;       /* renewals and declines that wait for peers */
-	uint32_t chunks_most; /* without source free, of one open */
+	uint32_t notes;                       /* renewals and declines that wait for peers */
+	uint32_t chunks_most;                 /* without source free, of one open */
+	uint32_t remembered;                  /* ended ones */
+	uint32_t by_state[KVP_ROOM_STATES_N]; /* live ends */
 	uint64_t completed, failed_by_status[40], opened, expected;
 	uint64_t late_messages; /* of older generations, dropped */
 	uint64_t refused_limit; /* ends refused for max_rooms */

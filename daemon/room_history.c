@@ -199,6 +199,7 @@ static void view_names(const struct kvp_room *room, struct kvp_room_view *view)
 	view->index = room->key.index;
 	view->pool_client_id = room->pool_client_id;
 	view->id = room->id;
+	view->seen_by = room->seen_by;
 }
 
 static void view_times(const struct kvp_room *room, struct kvp_room_view *view)
@@ -214,7 +215,7 @@ static void view_times(const struct kvp_room *room, struct kvp_room_view *view)
 	view->released_ns = room->released_ns;
 }
 
-static void view_fill(const struct kvp_room *room, struct kvp_room_view *view)
+void kvp_room_view_fill(const struct kvp_room *room, struct kvp_room_view *view)
 {
 	memset(view, 0, sizeof(*view));
 	view_names(room, view);
@@ -247,18 +248,6 @@ static void view_fill(const struct kvp_room *room, struct kvp_room_view *view)
 	view->n_legs = room->send.n_legs;
 }
 
-void kvp_rooms_each(struct kvp_rooms *rooms, kvp_room_view_fn *fn, void *arg)
-{
-	struct kvp_room_view view;
-	struct kvp_room *room;
-
-	DL_FOREACH (rooms->all, room) {
-		view_fill(room, &view);
-		if (!fn(arg, &view))
-			return;
-	}
-}
-
 /* ---- history -----------------------------------------------------------------------------------
  */
 
@@ -279,19 +268,8 @@ void kvp_room_history_add(struct kvp_room *room)
 
 	if (!history_have(rooms))
 		return;
-	view_fill(room, &rooms->history[rooms->at_history]);
-	rooms->at_history = (rooms->at_history + 1) % rooms->cap_history;
+	kvp_room_view_fill(room, &rooms->history[rooms->n_ended++ % rooms->cap_history]);
 	rooms->n_history = KVP_MIN(rooms->n_history + 1, rooms->cap_history);
-}
-
-void kvp_rooms_each_ended(struct kvp_rooms *rooms, kvp_room_view_fn *fn, void *arg)
-{
-	for (uint32_t i = 0; i < rooms->n_history; i++) {
-		uint32_t at = (rooms->at_history + rooms->cap_history - 1 - i) % rooms->cap_history;
-
-		if (!fn(arg, &rooms->history[at]))
-			return;
-	}
 }
 
 /* ---- legs --------------------------------------------------------------------------------------

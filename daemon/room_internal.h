@@ -167,7 +167,8 @@ struct kvp_room {
 	struct kvp_pool *pool;          /* NULL once given back */
 	struct kvp_lane *lane;
 	uint32_t lane_idx, pool_client_id;
-	uint64_t id; /* for displays */
+	uint64_t id;      /* for displays */
+	uint64_t seen_by; /* the last walk that came to it */
 	uint8_t secret[KVP_KEY_BYTES];
 	uint32_t secret_bytes;
 	char label[KVP_MAX_LABEL + 1], client[KVP_MAX_LABEL + 1];
@@ -266,7 +267,10 @@ struct kvp_rooms {
 	uint64_t notes_at_ns; /* the earliest of the notes */
 	/* history: a ring of copies */
 	struct kvp_room_view *history; /* owned [cap]; NULL with no history */
-	uint32_t n_history, at_history, cap_history;
+	uint32_t n_history, cap_history;
+	uint64_t n_ended;           /* ever; the next one's place follows */
+	struct kvp_room_walk *walk; /* borrowed; NULL: none */
+	uint64_t n_walks;           /* ever */
 	struct kvp_rooms_stats stats;
 	struct kvp_log_limit log_limit;
 };
@@ -440,6 +444,11 @@ void kvp_room_timer_arm(struct kvp_rooms *rooms);
 /* Why no new leg may begin, written to `text`; OK: it may. */
 Kvp__Status kvp_room_no_legs(const struct kvp_rooms *rooms, char *text, size_t bytes);
 
+/* room_walk.c */
+/* It leaves the list of all: a walk that is about to come to it goes on behind it. */
+void kvp_room_walk_leave(struct kvp_room *room);
+
 /* room_history.c */
 void kvp_room_history_add(struct kvp_room *room);
+void kvp_room_view_fill(const struct kvp_room *room, struct kvp_room_view *view);
 uint32_t kvp_room_waits(const struct kvp_room *room, uint64_t *since_ns);

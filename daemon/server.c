@@ -25,6 +25,8 @@
 #define ACCEPTS_PER_TURN 16
 #define PAUSE_MS 100 /* without descriptors: until the next try */
 #define LISTEN_FD 3  /* the first that systemd passes */
+/* A turn's share for jobs: no longer than what sessions and peers may have to wait anyway. */
+#define JOBS_NS 2000000
 
 static struct kvp_log_limit log_accept = KVP_LOG_LIMIT(10, 10);
 
@@ -297,6 +299,54 @@ void kvp_server_touch(struct kvp_server *server, struct kvp_session *session)
 	LL_PREPEND2(server->touched, session, touched_next);
 }
 
+/* ---- jobs */
+
+/* Out of the list: its step or drop may free it. NULL: none. */
+static struct kvp_server_job *take_job(struct kvp_server *server)
+{
+	struct kvp_server_job *job = server->jobs;
+
+	if (job)
+		DL_DELETE(server->jobs, job);
+	return job;
+}
+
+/* False: no job is left. */
+static bool step_job(struct kvp_server *server)
+{
+	struct kvp_server_job *job = take_job(server);
+
+	if (job && job->step(job))
+		DL_PREPEND(server->jobs, job);
+	return server->jobs;
+}
+
+static void on_work(uv_idle_t *handle)
+{
+	struct kvp_server *server = handle->data;
+	uint64_t until_ns = kvp_core_now_ns() + JOBS_NS;
+	bool more = true;
+
+	while (more && kvp_core_now_ns() < until_ns)
+		more = step_job(server);
+	if (!more)
+		(void)uv_idle_stop(handle); /* cannot fail */
+}
+
+void kvp_server_defer(struct kvp_server *server, struct kvp_server_job *job)
+{
+	DL_APPEND(server->jobs, job);
+	(void)uv_idle_start(&server->work, on_work); /* fails without a callback only */
+}
+
+static void drop_jobs(struct kvp_server *server)
+{
+	struct kvp_server_job *job;
+
+	while ((job = take_job(server)))
+		job->drop(job);
+}
+
 /* ---- life */
 
 static void remove_file(const struct kvp_server *server)
@@ -316,8 +366,10 @@ static void start_handles(struct kvp_server *server)
 
 	(void)uv_timer_init(loop, &server->pause);
 	(void)uv_prepare_init(loop, &server->flush);
-	server->listener.data = server->pause.data = server->flush.data = server;
-	server->n_handles = 3;
+	(void)uv_idle_init(loop, &server->work);
+	server->listener.data = server->pause.data = server->flush.data = server->work.data =
+		server;
+	server->n_handles = 4;
 	(void)uv_prepare_start(&server->flush, on_prepare);
 	(void)uv_poll_start(&server->listener, UV_READABLE, on_listener);
 }
@@ -371,8 +423,11 @@ void kvp_server_end_sessions(struct kvp_server *server, const char *why)
 
 	DL_FOREACH (server->sessions, session)
 		kvp_session_end(session, why);
-	if (!uv_is_closing((uv_handle_t *)&server->flush))
-		uv_close((uv_handle_t *)&server->flush, on_closed);
+	drop_jobs(server);
+	if (uv_is_closing((uv_handle_t *)&server->flush))
+		return;
+	uv_close((uv_handle_t *)&server->flush, on_closed);
+	uv_close((uv_handle_t *)&server->work, on_closed);
 }
 
 bool kvp_server_idle(const struct kvp_server *server)

@@ -18,6 +18,15 @@
 /* Connections beyond client.max_sessions that are kept just to be told so. */
 #define KVP_SERVER_REFUSED_MAX 16u
 
+/* Work of the loop that takes long: it is done a little a turn, one after the other. */
+struct kvp_server_job {
+	/* Does some of it, within a fraction of a millisecond. False: that was all, it is freed. */
+	bool (*step)(struct kvp_server_job *job);
+	/* It will not come to its end: frees it. */
+	void (*drop)(struct kvp_server_job *job);
+	struct kvp_server_job *prev, *next;
+};
+
 struct kvp_server {
 	struct kvp_core *core; /* borrowed */
 	int fd;                /* owned; -1: closed */
@@ -27,7 +36,9 @@ struct kvp_server {
 	uv_poll_t listener;
 	uv_timer_t pause;             /* runs while accepting rests for want of descriptors */
 	uv_prepare_t flush;           /* writes to touched sessions before the loop sleeps */
+	uv_idle_t work;               /* runs while there are jobs */
 	uint32_t n_handles;           /* not yet closed */
+	struct kvp_server_job *jobs;  /* owned (utlist) */
 	struct kvp_session *sessions; /* utlist */
 	struct kvp_session *touched;  /* chained by touched_next */
 	struct kvp_settle *settles;   /* owned (utlist) */
@@ -50,6 +61,8 @@ void kvp_server_end_sessions(struct kvp_server *server, const char *why);
 bool kvp_server_idle(const struct kvp_server *server);
 void kvp_server_destroy(struct kvp_server *server);
 
+/* Takes it over. */
+void kvp_server_defer(struct kvp_server *server, struct kvp_server_job *job);
 /* The session has something to write. */
 void kvp_server_touch(struct kvp_server *server, struct kvp_session *session);
 /* The session's handles have closed: it is about to be freed. */

@@ -105,9 +105,14 @@ static void drop_fences(struct kvp_session *session)
 
 void kvp_session_end(struct kvp_session *session, const char *why)
 {
+	/* Who has only looked (kvpackctl) and goes is no news. */
+	bool looked = session->state == KVP_SESSION_UP && !session->engine && !session->full &&
+		      session->n_bad == 0;
+
 	if (session->state == KVP_SESSION_ENDING)
 		return;
-	kvp_log_limited(&log_sessions, KVP_LOG_INFO, "client %llu%s%s (pid %u): session ends: %s",
+	kvp_log_limited(&log_sessions, looked ? KVP_LOG_DEBUG : KVP_LOG_INFO,
+			"client %llu%s%s (pid %u): session ends: %s",
 			(unsigned long long)session->owner.id, session->owner.name[0] ? " " : "",
 			session->owner.name, session->pid, why);
 	session->state = KVP_SESSION_ENDING;
@@ -155,7 +160,7 @@ static void on_stall(uv_timer_t *timer)
 static bool wants_input(const struct kvp_session *session)
 {
 	return session->n_replies + session->n_pending < KVP_SESSION_BACKLOG &&
-	       !session->end_after_flush;
+	       !session->end_after_flush && !session->looking;
 }
 
 static void on_socket(uv_poll_t *handle, int status, int events);

@@ -43,6 +43,7 @@ struct kvp_session {
 	int events;         /* what `io` polls for */
 	uint32_t gid, pid;  /* as the kernel says; pid 0: not visible from here */
 	bool admin;
+	bool engine;          /* it has had a pool */
 	bool end_after_flush; /* refused: ends when the reply is out */
 	bool full;            /* the socket took no more */
 	bool touched;         /* in the server's list of sessions to flush */
@@ -61,6 +62,7 @@ struct kvp_session {
 	uint64_t reply_bytes;
 	struct kvp_session_pending *pending; /* requests that a lane answers */
 	uint32_t n_pending;
+	bool looking; /* a display is being made for it, and until then nothing else is read */
 	uint32_t bad_in_row;
 	uint64_t n_requests, n_bad, n_events;
 

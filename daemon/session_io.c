@@ -177,25 +177,41 @@ void kvp_session_answer(struct kvp_session_pending *pending)
 	kvp_session_answer_with(pending, KVP__STATUS__STATUS_OK, "");
 }
 
+static void answer(struct kvp_session_pending *pending, Kvp__Reply *reply, int fd)
+{
+	struct kvp_session *session = pending->session;
+
+	reply->id = pending->request;
+	kvp_session_forget(pending);
+	if (!session) {
+		if (fd >= 0)
+			(void)close(fd);
+		return;
+	}
+	kvp_session_reply(session, reply, fd);
+	/* It may be read again. */
+	kvp_server_touch(session->core->server, session);
+}
+
+void kvp_session_answer_fd(struct kvp_session_pending *pending, int fd)
+{
+	Kvp__Reply reply = KVP__REPLY__INIT;
+
+	answer(pending, &reply, fd);
+}
+
 void kvp_session_answer_with(struct kvp_session_pending *pending, Kvp__Status status,
 			     const char *text)
 {
 	char copy[KVP_POOL_ERR];
-	struct kvp_session *session = pending->session;
 	Kvp__Reply reply = KVP__REPLY__INIT;
 
-	reply.id = pending->request;
 	reply.status = status;
 	(void)snprintf(copy, sizeof(copy), "%s", text); /* may be cut */
 	kvp_text_clean(copy);
 	if (status != KVP__STATUS__STATUS_OK)
 		reply.text = copy;
-	kvp_session_forget(pending);
-	if (!session)
-		return;
-	kvp_session_reply(session, &reply, -1);
-	/* It may be read again. */
-	kvp_server_touch(session->core->server, session);
+	answer(pending, &reply, -1);
 }
 
 void kvp_session_drop_output(struct kvp_session *session)

@@ -26,6 +26,8 @@ struct kvp_session_pending {
 struct kvp_session_pending *kvp_session_postpone(struct kvp_session *session, uint64_t request);
 /* Answers with OK and frees the record. */
 void kvp_session_answer(struct kvp_session_pending *pending);
+/* The same with an fd, which is the session's from here on. */
+void kvp_session_answer_fd(struct kvp_session_pending *pending, int fd);
 /* Answers with a status and, unless OK, a text. */
 void kvp_session_answer_with(struct kvp_session_pending *pending, Kvp__Status status,
 			     const char *text);

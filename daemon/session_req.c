@@ -245,6 +245,7 @@ static Kvp__Status on_pool_register(struct request *req)
 	}
 	LL_PREPEND2(session->pools, pool, session_next);
 	session->n_pools++;
+	session->engine = true;
 	await_pool(req, pool, pending, false);
 	return OK;
 }
@@ -588,6 +589,20 @@ static Kvp__Status on_drain(struct request *req)
 
 /* ---- looking inside */
 
+static Kvp__Status look(struct request *req, const struct kvp_inspect *ask, const char *what)
+{
+	struct kvp_session_pending *pending = kvp_session_postpone(req->session, req->msg->id);
+	Kvp__Status status;
+
+	if (!pending)
+		return refuse(req, KVP__STATUS__STATUS_NO_MEMORY, "no memory for the request");
+	status = kvp_inspect_look(ask, what, pending);
+	if (status != OK)
+		kvp_session_forget(pending);
+	req->postponed = status == OK;
+	return status;
+}
+
 static Kvp__Status on_inspect(struct request *req)
 {
 	struct kvp_session *session = req->session;
@@ -602,8 +617,11 @@ static Kvp__Status on_inspect(struct request *req)
 		.err = req->err,
 		.err_bytes = sizeof(req->err),
 	};
-	int fd = kvp_inspect_answer(&ask, msg->what);
+	int fd;
 
+	if (kvp_inspect_is_look(msg->what))
+		return look(req, &ask, msg->what);
+	fd = kvp_inspect_answer(&ask, msg->what);
 	if (fd < 0)
 		return (Kvp__Status)-fd;
 	req->reply_fd = fd;

@@ -251,20 +251,25 @@ static void expect(struct client *client)
 	call(client, EXPECT, &msg, -1);
 }
 
-static void open_(struct client *client)
+static void open_room(struct client *client, uint64_t room)
 {
 	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
 	Kvp__Open body = KVP__OPEN__INIT;
 	Kvp__Side side = side_of(), *sides = &side;
 
 	body.handle = ++client->next_handle;
-	body.room = next_room++;
+	body.room = room;
 	body.pool = 1;
 	body.sides = &sides;
 	body.n_sides = 1;
 	msg.body_case = KVP__CLIENT_MSG__BODY_OPEN;
 	msg.open = &body;
 	call(client, OPEN, &msg, -1);
+}
+
+static void open_(struct client *client)
+{
+	open_room(client, next_room++);
 }
 
 static void submit(struct client *client, uint64_t handle)
@@ -284,18 +289,25 @@ static void submit(struct client *client, uint64_t handle)
 	call(client, SUBMIT, &msg, -1);
 }
 
-static void recall_abort(struct client *client, uint64_t handle)
+static void recall(struct client *client, uint64_t handle)
 {
 	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
-	Kvp__Recall recall = KVP__RECALL__INIT;
-	Kvp__Abort abort_ = KVP__ABORT__INIT;
+	Kvp__Recall body = KVP__RECALL__INIT;
 
-	recall.handle = abort_.handle = handle;
+	body.handle = handle;
 	msg.body_case = KVP__CLIENT_MSG__BODY_RECALL;
-	msg.recall = &recall;
+	msg.recall = &body;
 	call(client, RECALL, &msg, -1);
+}
+
+static void abort_room(struct client *client, uint64_t handle)
+{
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__Abort body = KVP__ABORT__INIT;
+
+	body.handle = handle;
 	msg.body_case = KVP__CLIENT_MSG__BODY_ABORT;
-	msg.abort = &abort_;
+	msg.abort = &body;
 	call(client, ABORT, &msg, -1);
 }
 
@@ -435,6 +447,86 @@ static void fill(void)
 		    status_number("rooms", "dest") == half);
 }
 
+/* ---- all rooms at once ----------------------------------------------------------------------- */
+
+/* Rooms that come and go while others are listed have numbers from here on. */
+#define PASSING (UINT64_C(1) << 40)
+
+/* A process of its own until it is killed. */
+static pid_t beside(void (*run)(void))
+{
+	pid_t pid;
+
+	(void)fflush(stdout);
+	pid = fork();
+	RIG_REQUIRE(pid >= 0);
+	if (pid > 0)
+		return pid;
+	run();
+	_exit(0);
+}
+
+static void end_beside(pid_t pid)
+{
+	(void)kill(pid, SIGKILL);
+	(void)waitpid(pid, NULL, 0);
+}
+
+/* Each room that stays is in the list once. */
+static void list_rooms(struct client *client)
+{
+	cJSON *root = inspect(client, ROOMS);
+	uint8_t *seen = calloc(next_room, 1);
+	const cJSON *item;
+	uint32_t n = 0;
+
+	RIG_REQUIRE(seen);
+	cJSON_ArrayForEach (item, cJSON_GetObjectItemCaseSensitive(root, "rooms")) {
+		const cJSON *name = cJSON_GetObjectItemCaseSensitive(item, "room");
+		uint64_t room = cJSON_IsString(name) ? strtoull(name->valuestring, NULL, 16) : 0;
+
+		RIG_REQUIRE(room > 0 && (room >= PASSING || room < next_room));
+		if (room >= PASSING)
+			continue;
+		RIG_REQUIRE(!seen[room], "room %llu twice", (unsigned long long)room);
+		seen[room] = 1;
+		n++;
+	}
+	RIG_REQUIRE(n == n_rooms, "%u rooms of %u are listed", n, n_rooms);
+	free(seen);
+	cJSON_Delete(root);
+}
+
+static void pass_rooms(void)
+{
+	struct client client;
+	char text[256];
+
+	client_connect(&client);
+	hello(&client);
+	RIG_REQUIRE(register_pool(&client, 1, pool_fd, POOL_PAGES * PAGE * ROW, text) ==
+			    KVP__STATUS__STATUS_OK,
+		    "%s", text);
+	for (uint64_t i = 0;; i++) {
+		open_room(&client, PASSING + i);
+		abort_room(&client, client.next_handle);
+	}
+}
+
+static void list_among_passing(void)
+{
+	pid_t pid = beside(pass_rooms);
+
+	for (int i = 0; i < 2; i++) {
+		double before = status_number("counters", "aborts");
+
+		while (status_number("counters", "aborts") < before + 10)
+			rig_sleep_ms(1);
+		list_rooms(&clients[i]);
+	}
+	end_beside(pid);
+}
+
 /* With all rooms there. */
 static void measure(void)
 {
@@ -443,13 +535,14 @@ static void measure(void)
 
 		open_(client);
 		submit(client, client->next_handle);
-		recall_abort(client, client->next_handle);
+		recall(client, client->next_handle);
+		abort_room(client, client->next_handle);
 		renew(client);
 	}
-	for (uint32_t i = 0; i < n_samples / 20; i++) {
+	for (uint32_t i = 0; i < n_samples / 20; i++)
 		cJSON_Delete(inspect(&clients[i % n_clients], STATUS));
-		cJSON_Delete(inspect(&clients[i % n_clients], ROOMS));
-	}
+	for (uint32_t i = 0; i < n_samples / 100; i++)
+		list_rooms(&clients[i % n_clients]);
 	if (small)
 		return;
 	(void)printf("\n%-16s %8s %10s %10s %10s  (us)\n", "request", "n", "p50", "p99", "max");
@@ -462,7 +555,7 @@ static void measure(void)
 /* ---- fairness ------------------------------------------------------------------------------- */
 
 /* Asks for what is not there, as fast as it goes, and reads the answers when it must. */
-static _Noreturn void flood(void)
+static void flood(void)
 {
 	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
 	Kvp__Abort body = KVP__ABORT__INIT;
@@ -485,6 +578,23 @@ static _Noreturn void flood(void)
 	}
 }
 
+/* What takes the same processor, and asks nothing. */
+static void burn(void)
+{
+	for (volatile uint32_t i = 0;; i++)
+		;
+}
+
+static void ask_for_rooms(void)
+{
+	struct client client;
+
+	client_connect(&client);
+	hello(&client);
+	for (;;)
+		list_rooms(&client);
+}
+
 /* What a client notices that asks now and then. */
 static void quiet(struct times *t, uint32_t n)
 {
@@ -505,36 +615,55 @@ static void quiet(struct times *t, uint32_t n)
 	}
 }
 
+/* Beside what runs meanwhile; that has sent at least `requests`. */
+static void quiet_beside(struct times *t, uint32_t n, void (*run)(void), double requests)
+{
+	double before = status_number("counters", "requests"), after;
+	pid_t pid = beside(run);
+
+	rig_sleep_ms(50);
+	quiet(t, n);
+	after = status_number("counters", "requests");
+	end_beside(pid);
+	RIG_REQUIRE(after - before - n >= requests, "it has sent nothing");
+}
+
+enum beside { ALONE, BURNER, FLOODER, LISTER, BESIDES };
+
+static void print_fairness(struct times *t)
+{
+	static const char *const names[BESIDES] = {
+		"alone",
+		"beside one that burns its processor",
+		"beside one that floods",
+		"beside one that lists all rooms",
+	};
+	double alone = percentile(&t[ALONE], 0.99), burner = percentile(&t[BURNER], 0.99);
+
+	(void)printf("\n%-36s %8s %8s %8s  (us) %12s %12s\n", "a quiet client", "p50", "p99", "max",
+		     "p99 / alone", "p99 / burner");
+	for (int i = 0; i < BESIDES; i++)
+		(void)printf("%-36s %8.0f %8.0f %8.0f       %12.2f %12.2f\n", names[i],
+			     percentile(&t[i], 0.5), percentile(&t[i], 0.99), percentile(&t[i], 1),
+			     percentile(&t[i], 0.99) / alone, percentile(&t[i], 0.99) / burner);
+}
+
+/* In turns, since what else the machine does changes. */
 static void fairness(void)
 {
-	struct times alone = { 0 }, beside = { 0 };
-	uint32_t n = small ? 10 : 500;
+	struct times t[BESIDES] = { 0 };
+	uint32_t n = small ? 10 : 400;
 
 	for (int round = 0; round < (small ? 1 : 5); round++) {
-		double before = status_number("counters", "requests"), after;
-		pid_t pid;
-
-		quiet(&alone, n);
-		pid = fork();
-		RIG_REQUIRE(pid >= 0);
-		if (pid == 0)
-			flood();
-		rig_sleep_ms(50);
-		quiet(&beside, n);
-		after = status_number("counters", "requests");
-		(void)kill(pid, SIGKILL);
-		(void)waitpid(pid, NULL, 0);
-		RIG_REQUIRE(after - before > 5 * n, "nobody has flooded");
+		quiet(&t[ALONE], n);
+		quiet_beside(&t[BURNER], n, burn, 0);
+		quiet_beside(&t[FLOODER], n, flood, 5 * n);
+		quiet_beside(&t[LISTER], n, ask_for_rooms, 1);
 	}
 	if (!small)
-		(void)printf("\nquiet client     p50 %.0f us, p99 %.0f us alone; p50 %.0f us, p99 "
-			     "%.0f us "
-			     "beside one that floods: p99 %.2f times\n",
-			     percentile(&alone, 0.5), percentile(&alone, 0.99),
-			     percentile(&beside, 0.5), percentile(&beside, 0.99),
-			     percentile(&beside, 0.99) / percentile(&alone, 0.99));
-	free(alone.us);
-	free(beside.us);
+		print_fairness(t);
+	for (int i = 0; i < BESIDES; i++)
+		free(t[i].us);
 }
 
 /* ---- limits on purpose ---------------------------------------------------------------------- */
@@ -668,6 +797,7 @@ int main(int argc, char **argv)
 	RIG_REQUIRE(kvp_memory_create("pool", POOL_PAGES * PAGE * ROW, &pool_fd, &map) == 0);
 	peers = peers_start(n_peers);
 	fill();
+	list_among_passing();
 	measure();
 	fairness();
 	no_descriptors();

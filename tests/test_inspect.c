@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/ptrace.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -308,6 +309,124 @@ Test(inspect, an_offer_that_nobody_opens_is_shown_where_it_waits)
 	support_daemon_clean(&daemon_);
 	support_daemon_clean(&prefill);
 }
+
+/* ---- many rooms */
+
+#define MANY 400u
+
+static void open_many(struct engine *engine)
+{
+	for (uint64_t i = 1; i <= MANY; i++)
+		open_room(engine, i);
+}
+
+static void ask_for_rooms(int fd, uint64_t id)
+{
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__Inspect body = KVP__INSPECT__INIT;
+
+	body.what = (char *)"rooms";
+	msg.id = id;
+	msg.body_case = KVP__CLIENT_MSG__BODY_INSPECT;
+	msg.inspect = &body;
+	support_send_msg(fd, &msg, NULL, 0);
+}
+
+static void check_rooms(int fd)
+{
+	bool seen[MANY + 1] = { false };
+	struct stat st;
+	const cJSON *room;
+	unsigned n = 0;
+	cJSON *json;
+	char *all;
+
+	cr_assert_eq(fstat(fd, &st), 0);
+	all = calloc(1, (size_t)st.st_size + 1);
+	cr_assert(all && pread(fd, all, (size_t)st.st_size, 0) == st.st_size);
+	json = cJSON_Parse(all);
+	cr_assert(json, "%s", all);
+	cJSON_ArrayForEach (room, cJSON_GetObjectItemCaseSensitive(json, "rooms")) {
+		uint64_t number_of = strtoull(text(room, "room"), NULL, 16);
+
+		cr_assert(number_of >= 1 && number_of <= MANY && !seen[number_of]);
+		seen[number_of] = true;
+		n++;
+	}
+	cr_assert_eq(n, MANY);
+	cJSON_Delete(json);
+	free(all);
+}
+
+/* Lists are made one after the other, a little a turn; a session that goes before its own was made,
+ * or while it is, disturbs no other, and what a session asks behind it is answered behind it. */
+Test(inspect, many_list_many_rooms_at_once, .init = setup, .fini = teardown)
+{
+	struct engine engine;
+	struct support_reply reply;
+	int fds[6];
+
+	engine_begin(&engine);
+	open_many(&engine);
+	for (int i = 0; i < 6; i++) {
+		fds[i] = support_hello(&daemon_, "looks");
+		ask_for_rooms(fds[i], 100);
+		ask_for_rooms(fds[i], 101);
+	}
+	close(fds[0]);
+	close(fds[3]);
+	for (int i = 0; i < 6; i++) {
+		if (i == 0 || i == 3)
+			continue;
+		for (uint64_t id = 100; id <= 101; id++) {
+			cr_assert(support_recv(fds[i], &reply, 20000));
+			cr_assert_eq(reply.id, id);
+			cr_assert_eq(reply.status, KVP__STATUS__STATUS_OK, "%s", reply.text);
+			check_rooms(reply.fd);
+			close(reply.fd);
+		}
+		close(fds[i]);
+	}
+	engine_end(&engine);
+}
+
+/* Who only looks writes no line into the log; an engine that goes does. */
+Test(inspect, looking_is_no_news, .init = setup, .fini = teardown)
+{
+	struct engine engine;
+	int fd = support_hello(&daemon_, "who looks");
+
+	cJSON_Delete(support_inspect(fd, "rooms", NULL));
+	close(fd);
+	engine_begin(&engine);
+	engine_end(&engine);
+	while (!support_log_has(&daemon_, "engine (pid"))
+		support_sleep_ms(5);
+	cr_assert(!support_log_has(&daemon_, "who looks"));
+}
+
+#ifdef KVP_TEST
+/* The daemon is stopped for good while lists are asked for: they are let go. */
+Test(inspect, stop_lets_go_of_lists)
+{
+	struct engine engine;
+	int fd;
+
+	support_daemon_start(&daemon_, "[stop]\ndrain = 10m");
+	engine_begin(&engine);
+	open_many(&engine);
+	fd = support_hello(&daemon_, "looks");
+	kill(daemon_.pid, SIGSTOP);
+	for (uint64_t id = 1; id < 20; id++)
+		ask_for_rooms(fd, id);
+	kill(daemon_.pid, SIGTERM);
+	kill(daemon_.pid, SIGCONT);
+	cr_assert_eq(support_daemon_stop(&daemon_), 0);
+	close(fd);
+	engine_end(&engine);
+	support_daemon_clean(&daemon_);
+}
+#endif
 
 /* ---- pools under rooms */
 

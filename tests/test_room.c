@@ -941,6 +941,16 @@ static bool see(void *arg, const struct kvp_room_view *view)
 	return true;
 }
 
+static void walk_all(bool ended, struct seen *seen)
+{
+	struct kvp_room_walk walk;
+
+	kvp_room_walk_begin(&walk, a.rooms, ended, see, seen);
+	while (kvp_room_walk_step(&walk, 1))
+		;
+	kvp_room_walk_end(&walk);
+}
+
 Test(room, views_and_history)
 {
 	struct seen seen = { 0 };
@@ -951,7 +961,7 @@ Test(room, views_and_history)
 	local_pair();
 	expect = expect_one(1);
 	expect_ok(&expect);
-	kvp_rooms_each(a.rooms, see, &seen);
+	walk_all(false, &seen);
 	cr_assert_eq(seen.n, 1u);
 	cr_assert_str_eq(seen.last.label, "dest");
 	cr_assert_eq(seen.last.waits, (uint32_t)KVP_ROOM_WAITS_OPEN);
@@ -970,13 +980,132 @@ Test(room, views_and_history)
 			expect_ok(&expect);
 	}
 	memset(&seen, 0, sizeof(seen));
-	kvp_rooms_each(a.rooms, see, &seen);
+	walk_all(false, &seen);
 	cr_assert_eq(seen.n, 0u);
-	kvp_rooms_each_ended(a.rooms, see, &seen);
+	walk_all(true, &seen);
 	cr_assert_eq(seen.n, 3u, "limited by limits.history");
 	cr_assert_eq(seen.live, 0u);
 	cr_assert_str_eq(seen.last.verdict, "ok");
 	cr_assert_str_eq(seen.last.mode, "local");
+}
+
+#define WALKED 60u
+
+/* How often each room was seen; it is named by its handle here. */
+static bool see_room(void *arg, const struct kvp_room_view *view)
+{
+	unsigned *seen = arg;
+
+	cr_assert_lt(view->room, SR_HANDLES);
+	seen[view->room]++;
+	return true;
+}
+
+static void open_walked(uint64_t handle)
+{
+	struct sr_open open = { .handle = handle, .room = handle };
+
+	cr_assert_eq(sr_open(&a, &src, &open), OK, "%s", a.err);
+}
+
+/* It fails, is quiet, and becomes history. */
+static void abort_walked(uint64_t handle)
+{
+	cr_assert_eq(sr_abort(&a, handle), OK, "%s", a.err);
+	SR_UNTIL(&a, NULL, a.ends[handle].released);
+}
+
+static uint64_t next_random(uint64_t *state)
+{
+	*state = *state * UINT64_C(6364136223846793005) + 1442695040888963407u;
+	return *state >> 33;
+}
+
+/* Rooms 1 to 60 are there; a walk looks at a few at a time, and between that any of them ends, seen
+ * or not, and others come. With history each of the 60 is seen once, without it each that stays. */
+static void walk_while_they_go(bool ended, uint64_t *random)
+{
+	unsigned seen[SR_HANDLES] = { 0 };
+	bool gone[SR_HANDLES] = { false };
+	struct kvp_room_walk walk;
+	uint64_t later = WALKED + 1;
+	bool more = true;
+
+	memset(a.ends, 0, sizeof(a.ends));
+	for (uint64_t i = 1; i <= WALKED; i++)
+		open_walked(i);
+	kvp_room_walk_begin(&walk, a.rooms, ended, see_room, seen);
+	while (more) {
+		uint64_t handle = 1 + next_random(random) % WALKED;
+
+		if (!gone[handle])
+			abort_walked(handle);
+		gone[handle] = true;
+		if (later < SR_HANDLES)
+			open_walked(later++);
+		more = kvp_room_walk_step(&walk, 1 + (uint32_t)(next_random(random) % 5));
+	}
+	kvp_room_walk_end(&walk);
+	for (uint64_t i = 1; i <= WALKED; i++) {
+		cr_assert(seen[i] == 1 || (seen[i] == 0 && gone[i] && !ended),
+			  "room %llu was seen %u times", (unsigned long long)i, seen[i]);
+		if (!gone[i])
+			abort_walked(i);
+	}
+	for (uint64_t i = WALKED + 1; i < later; i++) {
+		cr_assert_eq(seen[i], 0u, "room %llu came later", (unsigned long long)i);
+		abort_walked(i);
+	}
+}
+
+Test(room, a_walk_sees_each_room_once)
+{
+	struct kvp_rooms_stats stats;
+	struct seen none = { 0 };
+	uint64_t random = 7;
+
+	a.config.limits.history = SR_HANDLES;
+	local_pair();
+	for (unsigned round = 0; round < 8; round++)
+		walk_while_they_go(false, &random);
+	walk_all(false, &none);
+	cr_assert_eq(none.n, 0u);
+	kvp_rooms_stats(a.rooms, &stats);
+	cr_assert_eq(stats.remembered, SR_HANDLES);
+	for (unsigned i = 0; i < KVP_ROOM_STATES_N; i++)
+		cr_assert_eq(stats.by_state[i], 0u, "state %u", i);
+}
+
+/* What has ended before a walk is seen by it too, so each world sees one. */
+Test(room, a_walk_with_history_sees_each_room_once)
+{
+	uint64_t random = 11;
+
+	a.config.limits.history = 4 * SR_HANDLES;
+	local_pair();
+	walk_while_they_go(true, &random);
+}
+
+/* It may be let go at any moment. */
+Test(room, a_walk_may_end_early)
+{
+	unsigned seen[SR_HANDLES] = { 0 };
+	struct kvp_room_walk walk = { 0 };
+
+	local_pair();
+	kvp_room_walk_end(&walk);
+	open_walked(1);
+	open_walked(2);
+	kvp_room_walk_begin(&walk, a.rooms, false, see_room, seen);
+	cr_assert(kvp_room_walk_step(&walk, 1));
+	kvp_room_walk_end(&walk);
+	abort_walked(2);
+	kvp_room_walk_begin(&walk, a.rooms, true, see_room, seen);
+	cr_assert(!kvp_room_walk_step(&walk, 10));
+	kvp_room_walk_end(&walk);
+	cr_assert_eq(seen[1], 2u);
+	cr_assert_eq(seen[2], 1u);
+	abort_walked(1);
 }
 
 /* ---- two nodes ---------------------------------------------------------------------------------
