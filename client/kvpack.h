@@ -92,6 +92,7 @@ enum kvp_status {
 	KVP_STATUS_POOL_GONE = 29,
 	KVP_STATUS_TRANSPORT = 30,
 	KVP_STATUS_UNSUPPORTED = 31,
+	KVP_STATUS_CORRUPT = 32,
 	KVP_STATUS_FORCE_WIDE_ =
 		0x7fffffff /* values can be added without changing the enum's width */
 };

@@ -47,6 +47,13 @@ static const struct kvp_config_choice mode_choices[] = {
 	{ NULL, 0 },
 };
 
+static const struct kvp_config_choice checksum_choices[] = {
+	{ "off", KVP_CHECKSUM_OFF },
+	{ "on", KVP_CHECKSUM_ON },
+	{ "required", KVP_CHECKSUM_REQUIRED },
+	{ NULL, 0 },
+};
+
 static const struct kvp_config_choice memory_choices[] = {
 	{ "auto", KVP_RINGS_AUTO },
 	{ "device", KVP_RINGS_DEVICE },
@@ -146,6 +153,8 @@ static const struct kvp_config_key keys[] = {
 	       "over RDMA: direct writes into pools where possible, only those, or none"),
 	NUM(data, direct_run_bytes, BYTES, 0, 1 << 20, "4096",
 	    "auto: pieces whose runs of bytes in the pool are shorter on average land"),
+	CHOICE(data, checksum, checksum_choices, "off",
+	       "sums from pool to pool: on: where both ends can; required: or the room fails"),
 
 	LIST(verbs, device, "",
 	     "RDMA devices, a rail each, separated by commas; empty: the nearest that is usable"),

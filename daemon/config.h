@@ -38,6 +38,13 @@ enum kvp_data_mode {
 	KVP_DATA_LANDING, /* by landing */
 };
 
+/* Sums of what is moved, compared at the destination. */
+enum kvp_checksum {
+	KVP_CHECKSUM_OFF, /* if a peer wants them */
+	KVP_CHECKSUM_ON,  /* where both ends can */
+	KVP_CHECKSUM_REQUIRED,
+};
+
 /* Where the rings of a GPU's lane lie. */
 enum kvp_ring_memory {
 	KVP_RINGS_AUTO,   /* on the device where the transport takes that, else in the host's */
@@ -131,6 +138,7 @@ struct kvp_config {
 		uint32_t transport; /* enum kvp_transport */
 		uint32_t mode;      /* enum kvp_data_mode */
 		uint64_t direct_run_bytes;
+		uint32_t checksum; /* enum kvp_checksum */
 	} data;
 	struct {
 		char device[KVP_CONFIG_LIST_MAX];   /* separated by commas; "": a choice */

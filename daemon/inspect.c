@@ -94,7 +94,7 @@ static void add_slow_path(cJSON *list, const struct slow_path *path)
 }
 
 static void add_slow_paths(const struct kvp_inspect *ask, cJSON *status,
-			   const struct kvp_lane_status *lane)
+			   const struct kvp_rooms_stats *rooms, const struct kvp_lane_status *lane)
 {
 	const struct kvp_core *core = ask->core;
 	cJSON *list = cJSON_AddArrayToObject(status, "slow_paths");
@@ -115,6 +115,15 @@ static void add_slow_paths(const struct kvp_inspect *ask, cJSON *status,
 
 	for (size_t i = 0; i < KVP_ARRAY_SIZE(paths); i++)
 		add_slow_path(list, &paths[i]);
+	for (uint32_t i = KVP_SUMS_ON + 1; i < KVP_SUMS_N; i++) {
+		char name[32];
+		const struct slow_path path = { name, rooms->unchecked[i],
+						kvp_sums_text((enum kvp_sums)i) };
+
+		(void)snprintf(name, sizeof(name), "unchecked_%s",
+			       kvp_sums_name((enum kvp_sums)i)); /* fits */
+		add_slow_path(list, &path);
+	}
 	for (uint32_t i = KVP_WHY_NONE + 1; i < KVP_WHY_N; i++) {
 		char name[32];
 		const struct slow_path path = { name, lane->fell_back[i],
@@ -157,6 +166,8 @@ static void add_counters(const struct kvp_core *core, cJSON *status,
 	kvp_inspect_num(counters, "pieces_direct", lane->pieces_direct);
 	kvp_inspect_num(counters, "bytes_direct", lane->bytes_direct);
 	kvp_inspect_num(counters, "direct_writes", lane->direct_writes);
+	kvp_inspect_num(counters, "pieces_checked", lane->checked);
+	kvp_inspect_num(counters, "pieces_corrupt", lane->corrupt);
 	kvp_inspect_num(counters, "shared_slots", lane->shared);
 	kvp_inspect_num(counters, "dropped_no_token", lane->no_token);
 	kvp_inspect_num(counters, "dropped_stale", lane->stale);
@@ -264,7 +275,7 @@ cJSON *kvp_inspect_status(const struct kvp_inspect *ask)
 	add_heap(status);
 	add_lanes(ask, status);
 	kvp_inspect_limits(core, status, &rooms, &lane);
-	add_slow_paths(ask, status, &lane);
+	add_slow_paths(ask, status, &rooms, &lane);
 	add_counters(core, status, &rooms, &lane);
 	return status;
 }
@@ -369,6 +380,19 @@ static void add_direct(const struct kvp_core *core, cJSON *lane,
 					status->fell_back[i]);
 }
 
+static void add_sums(const struct kvp_core *core, cJSON *lane, const struct kvp_lane_status *status)
+{
+	static const char *const wants[] = {
+		[KVP_CHECKSUM_OFF] = "off",
+		[KVP_CHECKSUM_ON] = "on",
+		[KVP_CHECKSUM_REQUIRED] = "required",
+	};
+
+	(void)cJSON_AddStringToObject(lane, "checksum", wants[core->config->data.checksum]);
+	kvp_inspect_num(lane, "pieces_checked", status->checked);
+	kvp_inspect_num(lane, "pieces_corrupt", status->corrupt);
+}
+
 static cJSON *lane_object(const struct kvp_inspect *ask, uint32_t i)
 {
 	const struct kvp_core *core = ask->core;
@@ -392,6 +416,7 @@ static cJSON *lane_object(const struct kvp_inspect *ask, uint32_t i)
 	kvp_inspect_num(lane, "bytes_landed", status.bytes_landed);
 	kvp_inspect_num(lane, "bytes_local", status.bytes_local);
 	add_direct(core, lane, &status);
+	add_sums(core, lane, &status);
 	kvp_inspect_num(lane, "raw_rows", status.raw_rows);
 	kvp_inspect_num(lane, "repacked", status.repacked);
 	kvp_inspect_num(lane, "dropped_no_token", status.no_token);

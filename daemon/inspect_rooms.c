@@ -36,6 +36,7 @@ static void add_leg(const struct kvp_inspect *ask, cJSON *list, const struct kvp
 	(void)cJSON_AddStringToObject(object, "peer", leg->peer);
 	(void)cJSON_AddStringToObject(object, "state", leg->state);
 	(void)cJSON_AddStringToObject(object, "mode", leg->mode);
+	(void)cJSON_AddStringToObject(object, "checksum", leg->checksum);
 	kvp_inspect_hex(object, "generation", leg->generation);
 	(void)cJSON_AddStringToObject(object, "waits_for", leg->waits_text);
 	if (leg->waits_text[0])

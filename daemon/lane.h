@@ -153,8 +153,9 @@ struct kvp_lane_geom {
 	uint32_t n_src; /* entries of the source pool, masked ones included */
 	uint64_t src_mask[KVP_LANE_MASK_WORDS]; /* those that take part */
 	uint32_t piece_tokens;                  /* >= 1 */
-	uint64_t slot_bytes; /* the smaller of both ends' slots; 0: this lane's. Segments are cut
-				there */
+	uint64_t slot_bytes; /* the smaller of both ends' slots, less what sums take; 0: this
+				lane's. Segments are cut there */
+	bool sums;           /* pieces have sums; never on a GPU's lane */
 };
 
 /* Adds a sender to an rx, after the loop has accepted it. Wants that come earlier are dropped (none
@@ -308,13 +309,14 @@ struct kvp_lane_status {
 	uint64_t spins, sleeps, wakes;
 	uint64_t pieces_direct, bytes_direct; /* of those landed: written into the pool */
 	uint64_t direct_writes;               /* of sent ones: requests that wrote into pools */
+	uint64_t checked, corrupt;            /* pieces whose sums were compared; differed */
 	uint64_t fell_back[KVP_WHY_N];        /* pieces that landed in a slot, by reason */
 	uint64_t windows, regions;            /* open to peers now, and registered */
 	uint64_t region_bytes;
 	uint64_t launches, gpu_busy;    /* launches sent out; of them not over */
 	uint64_t flushes;               /* times the GPU was told to look at a NIC's writes */
 	uint64_t imports, import_bytes; /* memory of clients on the GPU, mapped now */
-	uint32_t holds[8];              /* test builds: pieces kept at each test point */
+	uint32_t holds[10];             /* test builds: pieces kept at each test point */
 	struct kvp_lane_slot_status pack[KVP_LANE_SLOTS_SHOWN], land[KVP_LANE_SLOTS_SHOWN];
 	struct kvp_net_stats net;
 	char net_describe[256];
@@ -334,6 +336,10 @@ enum kvp_hold {
 	KVP_HOLD_SCATTER, /* rx: data here, before the scatter */
 	KVP_HOLD_LANDED,  /* rx: scattered, before landed is sent */
 	KVP_HOLD_OFFER,   /* loop: offer sent, answers are not handled */
+	/* These keep nothing: while one is on, a byte of every piece changes there. */
+	KVP_HOLD_FLIP_PACK, /* tx: packed */
+	KVP_HOLD_FLIP_LAND, /* rx: in the landing slot */
+	KVP_HOLD_FLIP_POOL, /* rx: in the pool */
 	KVP_HOLD_N,
 };
 /* "want", "grant", ... */

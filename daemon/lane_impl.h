@@ -22,6 +22,7 @@
 #include "daemon/ring.h"
 #include "daemon/table.h"
 #include "proto/kvpack.pb-c.h"
+#include "proto/sums.h"
 #include "proto/wire.h"
 
 #define KVP_LANE_RX_PIECES 8192u
@@ -189,6 +190,7 @@ enum kvp_rx_piece_state {
 	KVP_RX_GRANTED, /* until the data is here */
 	KVP_RX_HERE,    /* until the scatter: kept by a test point, or until the GPU takes it */
 	KVP_RX_MOVING,  /* until the GPU has scattered it */
+	KVP_RX_CORRUPT, /* its sums differ: until its rx fails, at once */
 	KVP_RX_LANDED,  /* until LANDED is sent, and until the leg's older pieces have landed */
 	KVP_RX_ORPHAN,  /* its rx is over; until the transport lets go of the slot */
 	KVP_RX_AT_RISK, /* its rx is over, and the sender may still write into the slot by itself;
@@ -217,6 +219,7 @@ struct kvp_rx_piece {
 	uint32_t part_row;           /* ... and its bytes */
 	uint64_t start;              /* ROWS: first position; SEGMENT, META: offset */
 	uint64_t bytes;
+	uint64_t payload;    /* as it travels: with its sums */
 	uint64_t generation; /* AT_RISK: whose it was */
 	uint32_t sender;
 	struct kvp_link *link; /* AT_RISK: that the sender's messages come for */
@@ -348,6 +351,7 @@ struct kvp_tx_piece {
 	struct kvp_link *orphan; /* then: whose transport */
 	struct kvp_chunk *chunk;
 	struct kvp_slot *slot; /* packed */
+	struct kvp_slot *tail; /* row by row: has the sums */
 	enum kvp_tx_piece_state state;
 	uint8_t kind;
 	bool ahead; /* packed without a grant */
@@ -368,6 +372,7 @@ struct kvp_tx_piece {
 	uint64_t token;
 	uint64_t start; /* ROWS: first position; SEGMENT, META: offset */
 	uint64_t bytes, total;
+	uint64_t payload; /* as it travels: with its sums */
 	uint64_t since_ns;
 	TAILQ_ENTRY(kvp_tx_piece) order; /* leg->order; also the free list */
 	TAILQ_ENTRY(kvp_tx_piece) queue; /* link->wanted, link->granted, link->packed */
@@ -596,6 +601,31 @@ int kvp_rx_local_accept(struct kvp_lane *lane, uint32_t piece_tokens,
 			const struct kvp_wire_want *want, struct kvp_rx_piece *piece);
 /* The accepted piece is in the pool. */
 void kvp_rx_local_landed(struct kvp_rx_piece *piece);
+
+/* ---- lane_sums.c: what was moved, compared -------------------------------------------------- */
+
+/* Bytes of a piece as they travel: with its sums, if the leg has them and it any bytes. */
+static inline uint64_t kvp_lane_payload(const struct kvp_lane_geom *leg, uint64_t bytes)
+{
+	return leg->sums && bytes ? kvp_sums_end(bytes, leg->geom.n_pairs) : bytes;
+}
+/* Writes the sums of the piece's source behind the place of its bytes. */
+void kvp_tx_sums(const struct kvp_tx_piece *piece, uint8_t *tail);
+/* The piece is in the pool, and came with its sums behind `from`: do they say the same? False: the
+ * rx has failed and has dropped the piece. */
+bool kvp_rx_sums_right(struct kvp_rx_piece *piece, const uint8_t *from);
+/* The same of a piece that went from pool to pool; false: both ends have failed. */
+bool kvp_local_right(struct kvp_tx_leg *leg, const struct kvp_rx_piece *piece,
+		     const struct kvp_copy_piece *src, const struct kvp_copy_piece *dst);
+bool kvp_local_right_bytes(struct kvp_tx_leg *leg, const struct kvp_rx_piece *piece,
+			   const uint8_t *from);
+
+/* A byte changes, in test builds. */
+static inline void kvp_lane_flip(const struct kvp_lane *lane, enum kvp_hold point, uint8_t *at)
+{
+	if (kvp_lane_held(lane, point) && !lane->config.gpu)
+		*at ^= 0x10;
+}
 
 /* rx_land.c */
 void *kvp_rx_message(struct kvp_lane *lane, const struct kvp_wire_data *data, size_t bytes);

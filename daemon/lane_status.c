@@ -54,10 +54,11 @@ static void pack_slot(const struct kvp_slot *slot, struct kvp_lane_slot_status *
 const char *kvp_hold_name(enum kvp_hold point)
 {
 	static const char *const names[KVP_HOLD_N] = {
-		[KVP_HOLD_WANT] = "want",       [KVP_HOLD_GRANT] = "grant",
-		[KVP_HOLD_GATHER] = "gather",   [KVP_HOLD_SEND] = "send",
-		[KVP_HOLD_SCATTER] = "scatter", [KVP_HOLD_LANDED] = "landed",
-		[KVP_HOLD_OFFER] = "offer",
+		[KVP_HOLD_WANT] = "want",           [KVP_HOLD_GRANT] = "grant",
+		[KVP_HOLD_GATHER] = "gather",       [KVP_HOLD_SEND] = "send",
+		[KVP_HOLD_SCATTER] = "scatter",     [KVP_HOLD_LANDED] = "landed",
+		[KVP_HOLD_OFFER] = "offer",         [KVP_HOLD_FLIP_PACK] = "flip_pack",
+		[KVP_HOLD_FLIP_LAND] = "flip_land", [KVP_HOLD_FLIP_POOL] = "flip_pool",
 	};
 
 	return names[point];

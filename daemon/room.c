@@ -48,6 +48,7 @@ bool kvp_room_status_retry(Kvp__Status status)
 	case KVP__STATUS__STATUS_UNREACHABLE:
 	case KVP__STATUS__STATUS_POOL_GONE:
 	case KVP__STATUS__STATUS_TRANSPORT:
+	case KVP__STATUS__STATUS_CORRUPT:
 		return true;
 	default:
 		return false;
@@ -671,6 +672,7 @@ int kvp_rooms_create(struct kvp_rooms **out, const struct kvp_rooms_config *conf
 	rooms->n_lanes = config->n_lanes;
 	rooms->peers = config->peers;
 	rooms->log_limit = (struct kvp_log_limit)KVP_LOG_LIMIT(20, 10);
+	rooms->sums_limit = (struct kvp_log_limit)KVP_LOG_LIMIT(1, 60);
 	r = uv_random(NULL, NULL, &rooms->generation_high, sizeof(rooms->generation_high), 0, NULL);
 	if (r == 0)
 		r = rooms_maps(rooms);

@@ -20,6 +20,7 @@
 #include "daemon/lists.h"
 #include "daemon/pool.h"
 #include "proto/kvpack.pb-c.h"
+#include "proto/sums.h"
 
 struct kvp_rooms;
 struct kvp_room; /* one end: a destination or a sender */
@@ -142,6 +143,7 @@ struct kvp_room_leg_view {
 	uint64_t generation;
 	char peer[64];
 	const char *state;      /* "offered", "accepted", "moving", "ended" ... */
+	const char *checksum;   /* as kvp_sums_name() */
 	const char *mode;       /* "local", "landing", "direct", "direct+landing", "none" */
 	const char *waits_text; /* what the leg itself waits for, "": its room says */
 	uint64_t waits_since_ns;
@@ -232,8 +234,9 @@ struct kvp_rooms_stats {
 	uint64_t refused_limit; /* ends refused for max_rooms */
 	uint64_t refused_offers, refused_notes, refused_chunks;
 	uint64_t aborts, renews, declines;
-	uint64_t drains_late; /* ends not quiet within timers.drain */
-	uint64_t bytes_rooms; /* memory of live ends, roughly */
+	uint64_t unchecked[KVP_SUMS_N]; /* legs without the sums that an end wants, by reason */
+	uint64_t drains_late;           /* ends not quiet within timers.drain */
+	uint64_t bytes_rooms;           /* memory of live ends, roughly */
 };
 void kvp_rooms_stats(const struct kvp_rooms *rooms, struct kvp_rooms_stats *out);
 

@@ -94,6 +94,7 @@ static int offer_data(const struct kvp_dleg *leg, Kvp__Offer *offer, struct offe
 	offer->lane_address.data = (uint8_t *)kvp_lane_address(room->lane, &addr_bytes);
 	offer->lane_address.len = addr_bytes;
 	offer->slot_bytes = kvp_lane_slot_bytes(room->lane);
+	offer->checksum = kvp_room_sums_word(room);
 	return offer_segments(&room->dest, offer, parts);
 }
 
@@ -159,16 +160,18 @@ void kvp_dest_offer(struct kvp_dleg *leg)
 /* ---- accepts -----------------------------------------------------------------------------------
  */
 
-static Kvp__Status accept_geom(const struct kvp_dleg *leg, const Kvp__Accept *accept,
+static Kvp__Status accept_geom(struct kvp_dleg *leg, const Kvp__Accept *accept,
 			       struct kvp_lane_geom *geom, struct kvp_lane_geom *copy, char *err)
 {
-	const struct kvp_room *room = leg->room;
+	struct kvp_room *room = leg->room;
 	uint64_t slot_bytes = KVP_MIN(accept->slot_bytes, kvp_lane_slot_bytes(room->lane));
 	struct kvp_geom_remote remote = { 0 };
 	struct kvp_geom_spec spec;
 	Kvp__Status status;
 
 	status = kvp_geom_check_tags(room->pool, &accept->layout_tag, accept->layout_version, err);
+	if (status == KVP_ROOM_OK)
+		status = kvp_room_sums_agree(room, accept->checksum, &leg->sums, err);
 	if (status == KVP_ROOM_OK)
 		status = kvp_geom_unpack(&remote, accept->entries, accept->n_entries, accept->sides,
 					 accept->n_sides, err);
@@ -182,6 +185,7 @@ static Kvp__Status accept_geom(const struct kvp_dleg *leg, const Kvp__Accept *ac
 			.end = room->end,
 			.slot_bytes = slot_bytes,
 			.sender = leg->sender,
+			.sums = leg->sums == KVP_SUMS_ON,
 		};
 		status = kvp_geom_build(geom, &spec, err);
 		if (status == KVP_ROOM_OK)

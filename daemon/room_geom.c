@@ -235,7 +235,8 @@ static int geom_alloc(struct kvp_lane_geom *out, const struct kvp_geom_spec *spe
 	memset(out, 0, sizeof(*out));
 	out->block = block;
 	out->n_src = spec->src.n;
-	out->slot_bytes = spec->slot_bytes;
+	out->sums = spec->sums;
+	out->slot_bytes = spec->sums ? kvp_sums_room(spec->slot_bytes, n_pairs) : spec->slot_bytes;
 	out->geom = (struct kvp_leg_geom){
 		.pairs = own_pairs,
 		.src = entries,
@@ -263,9 +264,9 @@ static Kvp__Status geom_check(struct kvp_lane_geom *geom, char *err)
 	if (geom->piece_tokens == 0)
 		return kvp_room_refuse(
 			err, KVP__STATUS__STATUS_MISMATCH,
-			"one token takes %llu bytes of a slot, the smaller slot has %llu",
+			"one token takes %llu bytes of a slot, the smaller slot has %llu%s",
 			(unsigned long long)kvp_piece_worst(&geom->geom, 1),
-			(unsigned long long)geom->slot_bytes);
+			(unsigned long long)geom->slot_bytes, geom->sums ? " beside sums" : "");
 	return KVP_ROOM_OK;
 }
 

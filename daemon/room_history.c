@@ -115,6 +115,7 @@ static const char *status_verdict(const struct kvp_room *room)
 	case KVP__STATUS__STATUS_NO_MEMORY:
 	case KVP__STATUS__STATUS_SYSTEM:
 	case KVP__STATUS__STATUS_UNSUPPORTED:
+	case KVP__STATUS__STATUS_CORRUPT:
 		return "us";
 	default:
 		return "engine";
@@ -297,6 +298,7 @@ static void dleg_view(const struct kvp_dleg *leg, struct kvp_room_leg_view *out)
 			 : leg->drained ? "drained"
 					: states[leg->state],
 		.mode = leg_mode(leg->room, leg->data, dleg_local(leg)),
+		.checksum = kvp_sums_name(leg->sums),
 		.waits_text = over ? "" : waits[leg->state],
 		.waits_since_ns = leg->since_ns,
 	};
@@ -323,6 +325,7 @@ static void sleg_view(const struct kvp_sleg *leg, struct kvp_room_leg_view *out)
 		.generation = leg->generation,
 		.state = leg->over ? "aborted by the destination" : states[leg->state],
 		.mode = leg_mode(leg->room, leg->data, leg->local),
+		.checksum = kvp_sums_name(leg->sums),
 		.waits_text = leg->over ? "" : waits[leg->state],
 		.waits_since_ns = leg->since_ns,
 	};

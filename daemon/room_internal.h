@@ -21,6 +21,7 @@
 #include "proto/layout.h"
 #include "proto/limits.h"
 #include "proto/peer_msg.h"
+#include "proto/sums.h"
 #include "proto/util.h"
 
 #define KVP_ROOM_OK KVP__STATUS__STATUS_OK
@@ -58,6 +59,7 @@ struct kvp_dleg {
 	bool local;                 /* accepted, and on the lane that the sender's pool is on */
 	bool over;                  /* its sender has aborted it: no abort goes back */
 	bool drained;               /* its sender has nothing of it running any more */
+	enum kvp_sums sums;         /* accepted */
 	uint64_t since_ns;          /* of the state */
 	struct kvp_lane_geom *geom; /* owned copy for the coverage check, until all have accepted */
 };
@@ -78,8 +80,9 @@ struct kvp_sleg {
 	uint32_t dest;
 	uint64_t since_ns; /* accepted */
 	uint64_t generation;
-	bool data, local;                 /* local: the destination is on this lane */
-	bool over;                        /* its destination has aborted it */
+	bool data, local; /* local: the destination is on this lane */
+	bool over;        /* its destination has aborted it */
+	enum kvp_sums sums;
 	Kvp__PeerMsg *offer;              /* owned */
 	struct kvp_lane_geom geom;        /* owned until it goes to the lane with Go */
 	uint64_t firsts[KVP_LANE_GROUPS]; /* by source group: first position that anybody needs */
@@ -273,6 +276,7 @@ struct kvp_rooms {
 	uint64_t n_walks;           /* ever */
 	struct kvp_rooms_stats stats;
 	struct kvp_log_limit log_limit;
+	struct kvp_log_limit sums_limit; /* of legs that move without sums */
 };
 
 uint64_t kvp_room_now(void);
@@ -392,6 +396,13 @@ void kvp_notes_clear(struct kvp_rooms *rooms);
 /* Accepts that a test point keeps; NULL: of all peers. */
 void kvp_rooms_drop_kept(struct kvp_rooms *rooms, const struct kvp_peer *peer);
 
+/* room_sums.c */
+/* enum kvp_sums_word of this end. */
+uint32_t kvp_room_sums_word(const struct kvp_room *room);
+/* What comes of it with the other end's word; refuses what an end requires and cannot have. */
+Kvp__Status kvp_room_sums_agree(struct kvp_room *room, uint32_t other, enum kvp_sums *out,
+				char *err);
+
 /* room_geom.c */
 struct kvp_geom_end {
 	const struct kvp_entry *entries;
@@ -405,6 +416,7 @@ struct kvp_geom_spec {
 	const uint64_t *starts; /* [dst.n_sides] by dst group */
 	uint64_t end, slot_bytes;
 	uint32_t sender;
+	bool sums;
 };
 /* Builds what both ends compute alike; `out->block` is the caller's. */
 Kvp__Status kvp_geom_build(struct kvp_lane_geom *out, const struct kvp_geom_spec *spec, char *err);

@@ -256,8 +256,10 @@ static Kvp__Status offer_geom(struct kvp_sleg *leg, const struct kvp_peer *peer,
 				       "the destination's daemon moves data by %s, this one by %s: "
 				       "data.transport",
 				       offer->transport, kvp_lane_transport(room->lane));
-	status = kvp_geom_unpack(&remote, offer->entries, offer->n_entries, offer->sides,
-				 offer->n_sides, err);
+	status = kvp_room_sums_agree(leg->room, offer->checksum, &leg->sums, err);
+	if (status == KVP_ROOM_OK)
+		status = kvp_geom_unpack(&remote, offer->entries, offer->n_entries, offer->sides,
+					 offer->n_sides, err);
 	if (status == KVP_ROOM_OK) {
 		spec = (struct kvp_geom_spec){
 			.src = { pool->entries, pool->n_entries, room->send.mask, room->send.sides,
@@ -268,6 +270,7 @@ static Kvp__Status offer_geom(struct kvp_sleg *leg, const struct kvp_peer *peer,
 			.end = offer->end,
 			.slot_bytes = slot_bytes,
 			.sender = room->key.index,
+			.sums = leg->sums == KVP_SUMS_ON,
 		};
 		status = kvp_geom_build(&leg->geom, &spec, err);
 	}
@@ -334,6 +337,7 @@ static int send_accept(const struct kvp_sleg *leg)
 		accept.lane_address.data = (uint8_t *)kvp_lane_address(room->lane, &addr_bytes);
 		accept.lane_address.len = addr_bytes;
 		accept.slot_bytes = kvp_lane_slot_bytes(room->lane);
+		accept.checksum = kvp_room_sums_word(room);
 	}
 	msg.body_case = KVP__PEER_MSG__BODY_ACCEPT;
 	msg.accept = &accept;

@@ -499,6 +499,8 @@ static int obstacle(const struct kvp_rx_leg *leg, const struct kvp_rx_piece *pie
 
 	if (lane->config.mode == KVP_DATA_LANDING)
 		return KVP_WHY_MODE;
+	if (leg->geom.sums)
+		return KVP_WHY_SUMS;
 	if (!piece->may_direct)
 		return KVP_WHY_SENDER;
 	if (!direct || direct->state == KVP_DIRECT_UNABLE)

@@ -12,7 +12,7 @@ static struct kvp_rx_piece *piece_now(struct kvp_lane *lane, const struct kvp_wi
 	struct kvp_rx_piece *piece = kvp_rx_newest(lane, want);
 
 	if (!piece || piece->state != KVP_RX_QUEUED || piece->cookie != want->cookie ||
-	    piece->bytes != bytes || TAILQ_FIRST(&piece->leg->queued) != piece)
+	    piece->payload != bytes || TAILQ_FIRST(&piece->leg->queued) != piece)
 		return NULL;
 	if (kvp_lane_held(lane, KVP_HOLD_GRANT) || kvp_lane_held(lane, KVP_HOLD_SCATTER))
 		return NULL;
@@ -57,6 +57,8 @@ void kvp_rx_eager_data(struct kvp_lane *lane, const void *data, size_t bytes)
 	lane->counts.eager++;
 	piece->receiving--;
 	piece->got = bytes;
+	if (kvp_lane_held(lane, KVP_HOLD_FLIP_LAND) && kvp_rx_keep(piece, 0, data, bytes))
+		data = kvp_slot_place(piece->slot, piece->kind);
 	if (!kvp_lane_on_gpu(lane) || kvp_rx_keep(piece, 0, data, bytes))
 		kvp_rx_here(lane, piece, data);
 }

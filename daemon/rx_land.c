@@ -164,32 +164,57 @@ static struct kvp_rx_piece *piece_of(struct kvp_lane *lane, const struct kvp_wir
 	return slot->token == msg->token ? slot->user : NULL;
 }
 
-/* Row by row: the place of the next row, in the order of the layout. */
+/* The parts of the piece in the slot; what is not rows has one. */
+static uint32_t lay_out(struct kvp_lane *lane, const struct kvp_rx_piece *piece)
+{
+	uint32_t n_parts;
+
+	if (piece->kind != KVP_WIRE_ROWS) {
+		lane->parts[0] = (struct kvp_part){ .bytes = piece->bytes };
+		return 1;
+	}
+	(void)kvp_piece_layout(&piece->leg->geom.geom, piece->set, piece->start, piece->tokens,
+			       lane->parts, &n_parts);
+	return n_parts;
+}
+
+/* Row by row: begins the part that comes next, at last the sums; false: there is none. */
+static bool next_part(struct kvp_lane *lane, struct kvp_rx_piece *piece)
+{
+	uint32_t n_parts = lay_out(lane, piece), idx = piece->part_idx;
+	uint64_t tail =
+		piece->payload > piece->bytes ? kvp_sums_offset(piece->bytes) : piece->payload;
+
+	for (uint32_t i = 0; idx == 0 && i < n_parts; i++)
+		piece->need += lane->parts[i].bytes;
+	if (idx == 0)
+		piece->need += piece->payload - tail;
+
+	if (idx < n_parts) {
+		piece->part_off = lane->parts[idx].offset;
+		piece->part_end = piece->part_off + lane->parts[idx].bytes;
+		piece->part_row = piece->kind == KVP_WIRE_ROWS
+					  ? piece->leg->geom.geom.pairs[lane->parts[idx].pair].bytes
+					  : (uint32_t)piece->bytes;
+	} else if (idx == n_parts && tail < piece->payload) {
+		piece->part_off = tail;
+		piece->part_end = piece->payload;
+		piece->part_row = (uint32_t)(piece->payload - tail);
+	} else {
+		return false;
+	}
+	piece->part_idx++;
+	return true;
+}
+
+/* Row by row: is that the next row, in the order of the layout? */
 static bool row_expected(struct kvp_lane *lane, struct kvp_rx_piece *piece,
 			 const struct kvp_wire_data *msg, size_t bytes)
 {
-	const struct kvp_leg_geom *geom = &piece->leg->geom.geom;
-	uint32_t n_parts;
-
-	if (piece->kind != KVP_WIRE_ROWS)
+	if (piece->kind != KVP_WIRE_ROWS && piece->payload == piece->bytes)
 		return false;
-
-	if (piece->part_off == piece->part_end) {
-		(void)kvp_piece_layout(geom, piece->set, piece->start, piece->tokens, lane->parts,
-				       &n_parts);
-		if (piece->part_idx >= n_parts)
-			return false;
-		for (uint32_t i = 0; piece->need == 0 && i < n_parts; i++)
-			piece->got += lane->parts[i].bytes;
-		if (piece->need == 0) {
-			piece->need = piece->got;
-			piece->got = 0;
-		}
-		piece->part_off = lane->parts[piece->part_idx].offset;
-		piece->part_end = piece->part_off + lane->parts[piece->part_idx].bytes;
-		piece->part_row = geom->pairs[lane->parts[piece->part_idx].pair].bytes;
-		piece->part_idx++;
-	}
+	if (piece->part_off == piece->part_end && !next_part(lane, piece))
+		return false;
 	if (msg->offset != piece->part_off || bytes != piece->part_row)
 		return false;
 
@@ -204,7 +229,7 @@ void *kvp_rx_message(struct kvp_lane *lane, const struct kvp_wire_data *msg, siz
 	bool whole;
 
 	/* Rows that come one by one are followed by a RETURN. */
-	if (piece && piece->state == KVP_RX_AT_RISK && bytes == piece->bytes) {
+	if (piece && piece->state == KVP_RX_AT_RISK && bytes == piece->payload) {
 		kvp_rx_risk_over(lane, piece); /* it came for nobody, and after it nothing comes */
 		piece = NULL;
 	}
@@ -214,13 +239,13 @@ void *kvp_rx_message(struct kvp_lane *lane, const struct kvp_wire_data *msg, siz
 		return NULL;
 	}
 
-	whole = piece->given == 0 && msg->offset == 0 && bytes == piece->bytes;
-	if (msg->total != piece->bytes || (!whole && !row_expected(lane, piece, msg, bytes))) {
+	whole = piece->given == 0 && msg->offset == 0 && bytes == piece->payload;
+	if (msg->total != piece->payload || (!whole && !row_expected(lane, piece, msg, bytes))) {
 		lane->counts.bad_messages++;
 		kvp_rx_fail(piece->leg->rx, KVP__STATUS__STATUS_PROTOCOL,
 			    "sender %u: data of %zu bytes at %llu of %llu, the piece has %llu",
 			    piece->leg->sender, bytes, (unsigned long long)msg->offset,
-			    (unsigned long long)msg->total, (unsigned long long)piece->bytes);
+			    (unsigned long long)msg->total, (unsigned long long)piece->payload);
 		return NULL;
 	}
 
@@ -238,6 +263,8 @@ void kvp_rx_here(struct kvp_lane *lane, struct kvp_rx_piece *piece, const void *
 	struct kvp_rx *rx = piece->leg->rx;
 
 	rx->n_granted--;
+	if (from == kvp_slot_place(piece->slot, piece->kind))
+		kvp_lane_flip(lane, KVP_HOLD_FLIP_LAND, kvp_slot_place(piece->slot, piece->kind));
 	/* What a GPU scatters goes out together, later in the turn. */
 	if (kvp_lane_on_gpu(lane) || kvp_lane_held(lane, KVP_HOLD_SCATTER)) {
 		piece->state = KVP_RX_HERE;
@@ -249,7 +276,8 @@ void kvp_rx_here(struct kvp_lane *lane, struct kvp_rx_piece *piece, const void *
 	}
 	/* The processor is done when this returns. */
 	(void)kvp_rx_scatter(piece->leg, piece, from, &(uint64_t){ 0 });
-	kvp_rx_landed(piece);
+	if (kvp_rx_sums_right(piece, from))
+		kvp_rx_landed(piece);
 }
 
 /* The transport is done with one message of an orphan. */
@@ -300,7 +328,7 @@ void kvp_rx_data(struct kvp_lane *lane, const struct kvp_wire_data *msg, const v
 
 	/* A whole piece is scattered from where it lies, unless it has to be kept. */
 	direct = bytes == piece->need && !kvp_lane_held(lane, KVP_HOLD_SCATTER) &&
-		 !kvp_lane_on_gpu(lane);
+		 !kvp_lane_held(lane, KVP_HOLD_FLIP_LAND) && !kvp_lane_on_gpu(lane);
 	if (!direct && !kvp_rx_keep(piece, msg->offset, data, bytes))
 		return;
 	piece->got += bytes;
@@ -339,6 +367,8 @@ static int piece_scatter(struct kvp_lane *lane, struct kvp_rx_piece *piece)
 	}
 
 	kvp_board_once(&rx->order->board->first_unpack_ns, lane->now_ns);
+	if (!kvp_rx_sums_right(piece, kvp_slot_place(piece->slot, piece->kind)))
+		return 0;
 	TAILQ_REMOVE(&lane->rx_here, piece, queue);
 	lane->here--;
 	rx->n_here--;

@@ -220,7 +220,9 @@ static int check_piece(struct kvp_rx_leg *leg, const struct kvp_wire_want *want,
 {
 	bool rows = want->piece < leg->chunk.n_rows;
 
-	if (want->bytes > leg->rx->lane->land.slot_bytes && !leg->local)
+	if (!leg->local &&
+	    (want->bytes > leg->rx->lane->land.slot_bytes ||
+	     kvp_lane_payload(&leg->geom, want->bytes) > leg->rx->lane->land.slot_bytes))
 		return REFUSE(leg, MISMATCH,
 			      "seq %u piece %u has %" PRIu64 " bytes, slots have %" PRIu64,
 			      want->seq, want->piece, want->bytes, leg->rx->lane->land.slot_bytes);
@@ -235,6 +237,7 @@ static int check_piece(struct kvp_rx_leg *leg, const struct kvp_wire_want *want,
 	piece->kind = want->kind;
 	piece->start = want->offset;
 	piece->bytes = want->bytes;
+	piece->payload = leg->local ? want->bytes : kvp_lane_payload(&leg->geom, want->bytes);
 	memcpy(piece->set, want->entry_set, sizeof(piece->set));
 	switch (want->kind) {
 	case KVP_WIRE_ROWS:

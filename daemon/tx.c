@@ -291,7 +291,7 @@ static bool pack_alike(const struct kvp_tx_leg *a, const struct kvp_tx_leg *b)
 	const struct kvp_lane_geom *x = &a->order->leg, *y = &b->order->leg;
 
 	if (x->geom.n_pairs != y->geom.n_pairs || x->piece_tokens != y->piece_tokens ||
-	    x->geom.end != y->geom.end ||
+	    x->geom.end != y->geom.end || x->sums != y->sums ||
 	    memcmp(x->src_mask, y->src_mask, sizeof(x->src_mask)) != 0)
 		return false;
 

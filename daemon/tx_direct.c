@@ -17,7 +17,7 @@ bool kvp_tx_can_direct(const struct kvp_tx_leg *leg)
 {
 	const struct kvp_lane *lane = leg->tx->lane;
 
-	return !leg->local && kvp_lane_direct(lane) && lane->config.pack;
+	return !leg->local && !leg->order->leg.sums && kvp_lane_direct(lane) && lane->config.pack;
 }
 
 static void refuse(struct kvp_tx_piece *piece, const char *what)
@@ -232,7 +232,7 @@ static void advance(struct kvp_tx_piece *piece, uint32_t n_parts, uint32_t n)
 	piece->runs_sent += n;
 	piece->sends++;
 	link->sending++;
-	link->in_flight += piece->bytes;
+	link->in_flight += piece->payload; /* without sums */
 	lane->counts.direct_writes += n;
 	kvp_board_once(&piece->leg->tx->order->board->first_data_ns, lane->now_ns);
 }

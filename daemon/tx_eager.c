@@ -16,7 +16,7 @@ static bool may_go(const struct kvp_tx_piece *piece)
 	const struct kvp_lane *lane = link->lane;
 
 	/* Legs that pack alike wait for each other, to share the slot. */
-	return piece->bytes > 0 && piece->bytes <= KVP_WIRE_EAGER_BYTES && leg->n_order == 0 &&
+	return piece->bytes > 0 && piece->payload <= KVP_WIRE_EAGER_BYTES && leg->n_order == 0 &&
 	       !kvp_lane_on_gpu(lane) && !leg->alike->alike_next && link->wants_out == 0 &&
 	       link->sending == 0 && !kvp_link_to_send(link) && lane->config.pack &&
 	       lane->ahead < lane->pack.n / 2 && !lane->config.net->put &&
@@ -47,7 +47,7 @@ bool kvp_tx_eager(struct kvp_tx_piece *piece, const struct kvp_wire_want *want)
 		return false;
 
 	r = lane->config.net->send(lane->net, link->net_ep, want, sizeof(*want), piece->slot->data,
-				   piece->bytes, piece);
+				   piece->payload, piece);
 	if (r < 0) {
 		kvp_link_refused(link, r);
 		kvp_tx_slot_put(piece);
@@ -59,8 +59,8 @@ bool kvp_tx_eager(struct kvp_tx_piece *piece, const struct kvp_wire_want *want)
 	piece->eager = true;
 	piece->sends++;
 	link->sending++;
-	link->in_flight += piece->bytes;
-	lane->counts.bytes_sent += piece->bytes;
+	link->in_flight += piece->payload;
+	lane->counts.bytes_sent += piece->payload;
 	kvp_board_once(&piece->leg->tx->order->board->first_data_ns, lane->now_ns);
 	return true;
 }

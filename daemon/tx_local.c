@@ -44,6 +44,20 @@ static void leg_moved(struct kvp_tx_leg *leg, struct kvp_rx_piece *piece, struct
 	kvp_local_landed(leg, chunk, piece);
 }
 
+/* Bytes that are not rows, moved by the processor: at once. False: they are not right there. */
+static bool leg_take_bytes(struct kvp_tx_leg *leg, const struct kvp_rx_piece *piece,
+			   uint32_t segment)
+{
+	const uint8_t *from;
+
+	if (!piece->bytes)
+		return true;
+
+	from = kvp_tx_blob(leg->tx, leg->chunk->order, piece->kind, segment) + piece->start;
+	(void)kvp_rx_scatter(piece->leg, piece, from, &(uint64_t){ 0 });
+	return kvp_local_right_bytes(leg, piece, from);
+}
+
 /* The destination's checks; rows go into the batch, everything else is moved here. */
 static void leg_take(struct kvp_tx_leg *leg, struct batch *batch)
 {
@@ -75,12 +89,34 @@ static void leg_take(struct kvp_tx_leg *leg, struct batch *batch)
 		batch->legs[batch->n++] = leg;
 		return;
 	}
-	if (piece->bytes) /* by the processor: at once */
-		(void)kvp_rx_scatter(piece->leg, piece,
-				     kvp_tx_blob(tx, leg->chunk->order, want.kind, segment) +
-					     piece->start,
-				     &(uint64_t){ 0 });
-	leg_moved(leg, piece, batch);
+	if (leg_take_bytes(leg, piece, segment))
+		leg_moved(leg, piece, batch);
+}
+
+/* Is what one leg moved the same at both ends? */
+static bool batch_right(const struct batch *batch, uint32_t i, const struct kvp_move_source *source,
+			const struct kvp_move *move)
+{
+	struct kvp_tx_leg *leg = batch->legs[i];
+	const struct kvp_rx_piece *piece = &batch->pieces[i];
+	struct kvp_part *parts = leg->tx->lane->parts;
+	struct kvp_copy_piece src = {
+		.leg = move->leg,
+		.pool = source->src,
+		.start = source->start,
+		.tokens = source->tokens,
+		.parts = parts,
+	};
+	struct kvp_copy_piece dst;
+
+	if (!leg->order->leg.sums)
+		return true;
+
+	(void)kvp_piece_layout(move->leg, piece->set, source->start, piece->tokens, parts,
+			       &src.n_parts);
+	dst = src;
+	dst.pool = move->dst;
+	return kvp_local_right(leg, piece, &src, &dst);
 }
 
 static void batch_move(struct kvp_tx *tx, struct batch *batch)
@@ -113,6 +149,10 @@ static void batch_move(struct kvp_tx *tx, struct batch *batch)
 	}
 	kvp_move(&source, moves, batch->n);
 	kvp_board_add(&tx->order->board->gather_ns, kvp_lane_now() - begin_ns);
+	/* One that is not right ends the room: what else was moved counts no more. */
+	for (uint32_t i = 0; i < batch->n; i++)
+		if (!batch_right(batch, i, &source, &moves[i]))
+			return;
 	for (uint32_t i = 0; i < batch->n; i++) {
 		batch->pieces[i].bytes = kvp_move_bytes(&source, &moves[i]);
 		leg_moved(batch->legs[i], &batch->pieces[i], batch);

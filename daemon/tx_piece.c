@@ -306,6 +306,9 @@ void kvp_tx_slot_put(struct kvp_tx_piece *piece)
 {
 	struct kvp_lane *lane = piece->leg->tx->lane;
 
+	if (piece->tail)
+		kvp_ring_put(&lane->pack, piece->tail);
+	piece->tail = NULL;
 	if (!piece->slot)
 		return;
 
@@ -407,10 +410,13 @@ bool kvp_tx_pack(struct kvp_tx_piece *piece)
 		return false;
 	}
 	slot->user = tx;
-	kvp_slot_dirty(slot, piece->bytes);
+	kvp_slot_dirty(slot, piece->payload);
 
 	begin_ns = kvp_lane_now();
 	r = fill_slot(piece, slot);
+	if (piece->payload > piece->bytes && r == 0)
+		kvp_tx_sums(piece, kvp_slot_place(slot, piece->kind) + piece->bytes);
+	kvp_lane_flip(lane, KVP_HOLD_FLIP_PACK, kvp_slot_place(slot, piece->kind));
 	if (r < 0) {
 		kvp_ring_put(&lane->pack, slot);
 		if (r != -EAGAIN)

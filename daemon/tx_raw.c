@@ -63,20 +63,61 @@ static const uint8_t *row_at(const struct kvp_tx_piece *piece, struct kvp_raw_cu
 	       raw->src_off;
 }
 
+/* The sums lie in a pack slot until they are sent; false: there is none now. */
+static bool have_tail(struct kvp_tx_piece *piece)
+{
+	struct kvp_tx *tx = piece->leg->tx;
+	struct kvp_lane *lane = tx->lane;
+
+	if (piece->tail)
+		return true;
+
+	piece->tail = kvp_ring_take(&lane->pack, tx->pool->order->owner_uid, lane->now_ns);
+	if (!piece->tail) {
+		lane->counts.slot_waits++;
+		return false;
+	}
+	piece->tail->user = tx;
+	kvp_slot_dirty(piece->tail, piece->payload);
+	kvp_tx_sums(piece, piece->tail->data + piece->bytes);
+	return true;
+}
+
+/* The last message of a piece. */
+static bool give_tail(struct kvp_tx_piece *piece, struct kvp_raw_cursor *raw)
+{
+	uint64_t at = kvp_sums_offset(piece->bytes);
+
+	if (piece->tail && !kvp_tx_give(piece, piece->tail->data + at, at, piece->payload - at))
+		return false;
+	raw->piece = NULL;
+	return true;
+}
+
+/* Bytes that are not rows. */
+static bool give_blob(struct kvp_tx_piece *piece, struct kvp_raw_cursor *raw)
+{
+	const uint8_t *from =
+		kvp_tx_blob(piece->leg->tx, piece->chunk->order, piece->kind, piece->segment) +
+		piece->start;
+
+	if (raw->offset == 0 && !kvp_tx_give(piece, from, 0, piece->bytes))
+		return false;
+	raw->offset = piece->bytes;
+	return give_tail(piece, raw);
+}
+
 bool kvp_tx_raw(struct kvp_tx_piece *piece)
 {
 	struct kvp_lane *lane = piece->leg->tx->lane;
 	struct kvp_raw_cursor *raw = &piece->leg->link->raw;
 
-	if (piece->kind != KVP_WIRE_ROWS)
-		return kvp_tx_give(piece,
-				   kvp_tx_blob(piece->leg->tx, piece->chunk->order, piece->kind,
-					       piece->segment) +
-					   piece->start,
-				   0, piece->bytes);
-
 	if (raw->piece != piece)
 		*raw = (struct kvp_raw_cursor){ .piece = piece };
+	if (piece->payload > piece->bytes && !have_tail(piece))
+		return false;
+	if (piece->kind != KVP_WIRE_ROWS)
+		return give_blob(piece, raw);
 	for (;;) {
 		if (raw->offset == raw->part_end && !next_part(piece, raw))
 			break;
@@ -87,6 +128,5 @@ bool kvp_tx_raw(struct kvp_tx_piece *piece)
 		lane->counts.raw_rows++;
 		kvp_board_add(&piece->leg->tx->order->board->raw_rows, 1);
 	}
-	raw->piece = NULL;
-	return true;
+	return give_tail(piece, raw);
 }

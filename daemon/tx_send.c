@@ -59,6 +59,7 @@ static void piece_init(struct kvp_tx_piece *piece, struct kvp_tx_leg *leg,
 	piece->idx = want->piece;
 	piece->kind = want->kind;
 	piece->bytes = want->bytes;
+	piece->payload = kvp_lane_payload(&leg->order->leg, want->bytes);
 	piece->total = want->total;
 	piece->start = want->offset;
 	piece->since_ns = leg->tx->lane->now_ns;
@@ -137,7 +138,7 @@ bool kvp_tx_give(struct kvp_tx_piece *piece, const uint8_t *from, uint64_t offse
 		.head = kvp_wire_head(KVP_WIRE_DATA),
 		.token = piece->token,
 		.offset = offset,
-		.total = piece->bytes,
+		.total = piece->payload,
 		.slot = piece->remote_slot,
 	};
 	const struct kvp_net_put put = {
@@ -147,7 +148,7 @@ bool kvp_tx_give(struct kvp_tx_piece *piece, const uint8_t *from, uint64_t offse
 		.bytes = bytes,
 		.key = &piece->remote_key,
 		.offset = offset,
-		.whole = offset == 0 && bytes == piece->bytes,
+		.whole = offset == 0 && bytes == piece->payload,
 		.req = piece,
 	};
 	int r;
@@ -210,7 +211,7 @@ static int send_one(struct kvp_tx_piece *piece)
 		return 0;
 	if (piece->direct)
 		return kvp_tx_direct(piece);
-	return kvp_tx_give(piece, from, 0, piece->bytes) ? 1 : -1;
+	return kvp_tx_give(piece, from, 0, piece->payload) ? 1 : -1;
 }
 
 static uint32_t send_packed(struct kvp_link *link)
@@ -333,7 +334,7 @@ void kvp_tx_grant(struct kvp_lane *lane, const struct kvp_wire_grant *msg)
 	}
 
 	tx = piece->leg->tx;
-	if (piece->bytes == 0 || msg->slot_bytes < piece->bytes ||
+	if (piece->bytes == 0 || msg->slot_bytes < piece->payload ||
 	    !(msg->mode == KVP_WIRE_DIRECT ? kvp_tx_direct_granted(piece, msg)
 					   : msg->mode == KVP_WIRE_LANDING)) {
 		kvp_tx_fail(tx, KVP__STATUS__STATUS_PROTOCOL,
@@ -415,7 +416,7 @@ void kvp_tx_refuse(struct kvp_lane *lane, const struct kvp_wire_refuse *msg)
 		return;
 	}
 	if (msg->status > KVP__STATUS__STATUS_OK &&
-	    msg->status <= (uint32_t)KVP__STATUS__STATUS_UNSUPPORTED)
+	    msg->status <= (uint32_t)KVP__STATUS__STATUS_CORRUPT)
 		status = (Kvp__Status)msg->status;
 	leg = piece->leg;
 	kvp_tx_fail(leg->tx, status, "destination %u refused piece %u of chunk %u: status %u",
@@ -443,7 +444,7 @@ static void orphan_sent(struct kvp_lane *lane, struct kvp_tx_piece *piece)
 	struct kvp_link *link = piece->orphan;
 
 	link->sending--;
-	link->in_flight -= piece->bytes;
+	link->in_flight -= piece->payload;
 	if (--piece->sends > 0)
 		return;
 
@@ -477,7 +478,7 @@ void kvp_tx_sent(struct kvp_lane *lane, struct kvp_tx_piece *piece, int status)
 	piece->sends--;
 	leg->link->sending--;
 	if (piece->slot)
-		leg->link->in_flight -= piece->bytes;
+		leg->link->in_flight -= piece->payload;
 	if (leg->dropped) {
 		sent_dropped(piece);
 		return;

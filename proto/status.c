@@ -40,7 +40,8 @@
 	X(PROTOCOL, "protocol")           \
 	X(POOL_GONE, "pool_gone")         \
 	X(TRANSPORT, "transport")         \
-	X(UNSUPPORTED, "unsupported")
+	X(UNSUPPORTED, "unsupported")     \
+	X(CORRUPT, "corrupt")
 
 static_assert((int)KVP_OK == (int)KVP__STATUS__STATUS_OK, "status");
 #define KVP_SAME(s, n) \

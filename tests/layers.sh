@@ -8,7 +8,7 @@
 ranks="
 log inbox config notify
 board table net ring copy
-cuda jobs
+sums cuda jobs
 gpu*
 mover
 nic qp rail*

@@ -549,6 +549,54 @@ static void old_prefill_peer(struct rig *rig)
 	kvp_client_close(client);
 }
 
+/* An old decode offers: a daemon that asks for sums takes it without and counts that; one that must
+ * have them refuses it. */
+static Kvp__PeerMsg *old_offer(const struct rig_daemon *prefill)
+{
+	struct recording rec;
+	int fd = tcp_dial(prefill->address);
+
+	recording_read(&rec, "peer");
+	frame_send(fd, nth(&rec, 'c', 0)->data, nth(&rec, 'c', 0)->len);
+	kvp__peer_msg__free_unpacked(frame_hear(fd), NULL);
+	frame_send(fd, nth(&rec, 'c', 1)->data, nth(&rec, 'c', 1)->len);
+	return frame_hear(fd);
+}
+
+static void old_decode_without_sums(struct rig *rig)
+{
+	static const char *const wants[] = { "[data]\nchecksum = on\n",
+					     "[data]\nchecksum = required\n" };
+	static const char *const names[] = { "asks", "must" };
+
+	for (unsigned i = 0; i < 2; i++) {
+		struct rig_daemon *prefill = rig_daemon_start(rig, names[i], wants[i]);
+		struct kvp_client *client;
+		uint32_t pool;
+		int fd;
+		Kvp__PeerMsg *msg;
+		char *json;
+
+		(void)source(&fd);
+		client = library(prefill->socket, "prefill", fd, &pool);
+		(void)library_open(client, pool);
+		msg = old_offer(prefill);
+		if (i == 0) {
+			RIG_REQUIRE(msg->body_case == KVP__PEER_MSG__BODY_ACCEPT);
+			RIG_CALL(client, kvp_inspect(client, "status", NULL, &json));
+			RIG_REQUIRE(strstr(json, "\"unchecked_peer\""), "%s", json);
+			free(json);
+		} else {
+			RIG_REQUIRE(msg->body_case == KVP__PEER_MSG__BODY_ABORT);
+			RIG_REQUIRE(msg->abort->status == KVP__STATUS__STATUS_UNSUPPORTED);
+			RIG_REQUIRE(strstr(msg->abort->text, "data.checksum is required here"),
+				    "%s", msg->abort->text);
+		}
+		kvp__peer_msg__free_unpacked(msg, NULL);
+		kvp_client_close(client);
+	}
+}
+
 /* ---- newer ones ----------------------------------------------------------------------------- */
 
 static const uint8_t unknown_field[] = { 0xa0, 0x06, 0x01 }; /* 100, a varint */
@@ -647,9 +695,13 @@ static void newer_peer(struct rig *rig)
 int main(int argc, char **argv)
 {
 	static const struct rig_scenario scenarios[] = {
-		{ "old_clients", old_clients },         { "old_daemons", old_daemons },
-		{ "old_decode_peer", old_decode_peer }, { "old_prefill_peer", old_prefill_peer },
-		{ "newer_client", newer_client },       { "newer_peer", newer_peer },
+		{ "old_clients", old_clients },
+		{ "old_daemons", old_daemons },
+		{ "old_decode_peer", old_decode_peer },
+		{ "old_prefill_peer", old_prefill_peer },
+		{ "old_decode_without_sums", old_decode_without_sums },
+		{ "newer_client", newer_client },
+		{ "newer_peer", newer_peer },
 	};
 
 	return rig_main(argc, argv, scenarios, KVP_ARRAY_SIZE(scenarios));

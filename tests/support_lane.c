@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support_lane.h"
 
+#include "proto/sums.h"
+
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -549,11 +551,13 @@ struct kvp_lane_geom lt_geom(const struct lt_room *room, uint32_t sender, uint32
 		.n_pairs = (uint32_t)n,
 		.sender = sender,
 	};
-	geom.slot_bytes = room->slot_bytes;
+	geom.sums = room->sums && !(&lt_gpu && lt_gpu);
+	geom.slot_bytes =
+		geom.sums ? kvp_sums_room(room->slot_bytes, geom.geom.n_pairs) : room->slot_bytes;
 	LT_REQUIRE(kvp_leg_check(&geom.geom, err, sizeof(err)) == 0, "%s", err);
 	geom.piece_tokens = room->piece_tokens;
 	if (!geom.piece_tokens)
-		geom.piece_tokens = kvp_piece_tokens(&geom.geom, room->slot_bytes);
+		geom.piece_tokens = kvp_piece_tokens(&geom.geom, geom.slot_bytes);
 	LT_REQUIRE(geom.piece_tokens > 0);
 	return geom;
 }

@@ -157,6 +157,7 @@ struct lt_room {
 	int32_t meta_from;
 	uint64_t slot_bytes;   /* for piece_tokens */
 	uint32_t piece_tokens; /* 0: what fits slot_bytes */
+	bool sums;             /* pieces have sums; not with a GPU */
 	/* NULL: local. Else [senders][dests]. */
 	struct lt_pipe *pipe; /* one for all */
 	bool pipe_reversed;   /* senders are on pipe->lane_b */

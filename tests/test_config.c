@@ -33,6 +33,7 @@ Test(config, defaults)
 	cr_assert_eq(config.timers.open_ns, 300 * UINT64_C(1000000000));
 	cr_assert_eq(config.host.slot_bytes, 512 << 10);
 	cr_assert_eq(config.data.mode, KVP_DATA_LANDING);
+	cr_assert_eq(config.data.checksum, KVP_CHECKSUM_OFF);
 	cr_assert_eq(config.data.direct_run_bytes, 4096);
 	cr_assert_eq(config.limits.max_room_pages, 1 << 20);
 	cr_assert_leq(config.lane.spin_ns, 50000);
@@ -384,6 +385,15 @@ Test(config, print_is_read_back)
 	cr_assert_eq(read_text(text), 0, "%s in %s", err, text);
 	cr_assert_arr_eq(&config, &before, sizeof(config));
 	free(text);
+}
+
+Test(config, checksum)
+{
+	cr_assert_eq(read_text("[data]\nchecksum = on\n"), 0);
+	cr_assert_eq(config.data.checksum, KVP_CHECKSUM_ON);
+	cr_assert_eq(read_text("[data]\nchecksum = required\n"), 0);
+	cr_assert_eq(config.data.checksum, KVP_CHECKSUM_REQUIRED);
+	cr_assert_eq(read_text("[data]\nchecksum = maybe\n"), -EINVAL);
 }
 
 Test(config, rails)

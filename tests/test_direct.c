@@ -28,7 +28,8 @@ struct scene {
 struct modes {
 	uint32_t from, to;
 	uint64_t direct_run_bytes;
-	bool raw;          /* the sender does not pack */
+	bool raw; /* the sender does not pack */
+	bool sums;
 	uint32_t dcp_size; /* of the source; the destination is one rank of two */
 };
 
@@ -79,6 +80,7 @@ static struct scene *scene_make(const struct modes *modes)
 		.n_dests = 1,
 		.meta_from = -1,
 		.slot_bytes = SLOT,
+		.sums = modes->sums,
 		.pipe = &scene->pipe,
 	};
 	scene->room.senders[0].pool = &scene->src;
@@ -349,6 +351,35 @@ static void refused(const struct modes *modes, void (*spoil)(struct kvp_fake *fa
 	lt_wait(&scene->lt, board, KVP_BOARD_FAILED | KVP_BOARD_COMPLETE);
 	cr_assert_eq(board->status, KVP__STATUS__STATUS_UNSUPPORTED);
 	cr_assert(strstr(board->text, text), "%s", board->text);
+	lt_room_end(&scene->room);
+	scene_end(scene, true);
+}
+
+/* Sums are behind the bytes of a slot. */
+Test(direct, landing_with_sums)
+{
+	lands(&(struct modes){ .from = KVP_DATA_AUTO,
+			       .to = KVP_DATA_AUTO,
+			       .direct_run_bytes = 1,
+			       .sums = true },
+	      KVP_WHY_SUMS);
+	refused(&(struct modes){ .from = KVP_DATA_AUTO, .to = KVP_DATA_DIRECT, .sums = true }, NULL,
+		"data.mode is direct, but sums travel with slots");
+}
+
+/* What was written into a slot and is not right has come: nothing is waited for, the slot is free.
+ */
+Test(direct, a_slot_with_a_changed_byte)
+{
+	const struct modes modes = { .direct_run_bytes = 1, .sums = true };
+	struct scene *scene = scene_make(&modes);
+	struct kvp_board *board = &scene->room.dests[0].board;
+
+	lt_hold(scene->from, KVP_HOLD_FLIP_PACK, true);
+	lt_room_begin(&scene->room);
+	lt_submit_all(&scene->room, 0, 700);
+	lt_wait(&scene->lt, board, KVP_BOARD_FAILED | KVP_BOARD_COMPLETE);
+	cr_assert_eq(board->status, KVP__STATUS__STATUS_CORRUPT, "%s", board->text);
 	lt_room_end(&scene->room);
 	scene_end(scene, true);
 }

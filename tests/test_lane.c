@@ -159,9 +159,11 @@ static void check_idle(struct lt *lt, struct kvp_lane *lane)
 	cr_assert_eq(lt_status(lane).bad_messages, 0);
 }
 
-static void run_case(const struct move_case *c, bool local, uint32_t groups)
+static void run_case(const struct move_case *c, bool local, uint32_t groups, bool sums)
 {
 	struct scene *scene = scene_make(c, local, groups);
+
+	scene->room.sums = sums;
 
 	lt_room_begin(&scene->room);
 	for (uint32_t s = 0; s < c->n_senders; s++)
@@ -179,17 +181,30 @@ static void run_case(const struct move_case *c, bool local, uint32_t groups)
 Test(lane, local)
 {
 	for (size_t i = 0; i < KVP_ARRAY_SIZE(cases); i++)
-		run_case(&cases[i], true, 1);
+		run_case(&cases[i], true, 1, false);
 }
 
 Test(lane, landing)
 {
 	for (size_t i = 0; i < KVP_ARRAY_SIZE(cases); i++)
-		run_case(&cases[i], false, 1);
+		run_case(&cases[i], false, 1, false);
+}
+
+/* Sums are for slots: where only direct writes may be, such a leg fails. */
+Test(lane, with_sums)
+{
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(cases); i++) {
+		run_case(&cases[i], true, 1, true);
+		if (!lt_direct())
+			run_case(&cases[i], false, 1, true);
+	}
+	run_case(&window_case, true, 2, true);
+	if (!lt_direct())
+		run_case(&window_case, false, 2, true);
 }
 
 Test(lane, groups_and_windows)
 {
-	run_case(&window_case, true, 2);
-	run_case(&window_case, false, 2);
+	run_case(&window_case, true, 2, false);
+	run_case(&window_case, false, 2, false);
 }

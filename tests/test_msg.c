@@ -497,7 +497,8 @@ Test(status, names)
 	cr_expect_str_eq(kvp_status_name(KVP_OK), "ok");
 	cr_expect_str_eq(kvp_status_name(KVP_STATUS_PAGE_HELD), "page_held");
 	cr_expect_str_eq(kvp_status_name(KVP_STATUS_UNSUPPORTED), "unsupported");
-	cr_expect_str_eq(kvp_status_name((enum kvp_status)32), "unknown");
+	cr_expect_str_eq(kvp_status_name(KVP_STATUS_CORRUPT), "corrupt");
+	cr_expect_str_eq(kvp_status_name((enum kvp_status)33), "unknown");
 	cr_expect_str_eq(kvp_status_name((enum kvp_status) - 1), "unknown");
 	cr_expect_str_eq(kvp_room_phase_name(KVP_ROOM_OFFERING), "offering");
 	cr_expect_eq(kvp_status_from_name("page_held"), KVP_STATUS_PAGE_HELD);

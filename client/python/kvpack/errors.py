@@ -45,6 +45,7 @@ class Status(enum.IntEnum):
     POOL_GONE = 29
     TRANSPORT = 30
     UNSUPPORTED = 31
+    CORRUPT = 32
 
 
 class KvpackError(Exception):
@@ -250,6 +251,12 @@ class UnsupportedError(KvpackError):
     """Something that this build, daemon, or binding cannot do; the text names it."""
 
     status = Status.UNSUPPORTED
+
+
+class CorruptError(KvpackError):
+    """Sums of source and destination differ: the bytes at the destination are not the source's."""
+
+    status = Status.CORRUPT
 
 
 class BusyError(KvpackError, BlockingIOError):
