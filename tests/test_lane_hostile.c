@@ -9,114 +9,25 @@
 #include <string.h>
 
 #include "proto/kvpack.pb-c.h"
-#include "proto/wire.h"
-#include "tests/support_lane.h"
+#include "tests/support_hostile.h"
 
 #define SLOT 65536u
 #define END 2000u
 #define N_PLACES 64u
 #define PLACE_BYTES ((size_t)SLOT + KVP_NET_TAIL_BYTES)
 
-struct raw {
-	struct lt lt;
-	struct kvp_lane *lane;
-	struct kvp_net *net; /* the peer's */
-	struct kvp_net_ep *ep;
-	struct kvp_board ep_board; /* the lane's endpoint to it */
-	struct lt_pipe pipe;       /* only its ids are used */
-	struct lt_pool src, dst;
-	struct lt_room room;
-	union kvp_wire_msg got[256]; /* answers, oldest first */
-	uint32_t n_got;
-	uint32_t n_sent_back;      /* sends that are over */
-	struct kvp_wire_want want; /* the first of a proper room */
-	struct kvp_net_key key;    /* of the last grant */
-	bool has_key;
-	bool whole;      /* payloads have their headers behind them: only one at a time in a slot */
-	uint8_t *places; /* landing slots, of a transport that writes into them */
-	uint32_t n_granted;
-	uint64_t data[N_PLACES]; /* tokens of payloads, oldest first */
-	uint32_t n_data;
-};
-
 /* ---- the peer's transport -------------------------------------------------------------------- */
-
-static void *on_message(void *arg, const void *hdr, size_t hdr_bytes, size_t bytes)
-{
-	struct raw *raw = arg;
-
-	const struct kvp_wire_grant *grant = hdr;
-
-	cr_assert_leq(hdr_bytes, sizeof(raw->got[0]));
-	if (grant->head.type == KVP_WIRE_GRANT) {
-		memcpy(&raw->key, grant->key, sizeof(raw->key));
-		raw->has_key = true;
-	}
-	if (bytes == 0 && raw->n_got < KVP_ARRAY_SIZE(raw->got))
-		memcpy(&raw->got[raw->n_got++], hdr, hdr_bytes);
-	if (bytes > 0 && grant->head.type == KVP_WIRE_DATA && raw->n_data < N_PLACES)
-		raw->data[raw->n_data++] = ((const struct kvp_wire_data *)hdr)->token;
-	return NULL;
-}
-
-static void on_data(void *arg, const void *hdr, size_t hdr_bytes, const void *data, size_t bytes)
-{
-	(void)arg;
-	(void)hdr;
-	(void)hdr_bytes;
-	(void)data;
-	(void)bytes;
-}
-
-static void on_lost(void *arg, const void *hdr, size_t hdr_bytes, void *place)
-{
-	(void)arg;
-	(void)hdr;
-	(void)hdr_bytes;
-	(void)place;
-}
-
-static void on_sent(void *arg, void *req, int status)
-{
-	struct raw *raw = arg;
-
-	(void)status;
-	free(req);
-	raw->n_sent_back++;
-}
-
-static void on_failed(void *arg, struct kvp_net_ep *ep, int status)
-{
-	(void)arg;
-	(void)ep;
-	(void)status;
-}
-
-static void on_closed(void *arg, void *ep_arg)
-{
-	(void)arg;
-	(void)ep_arg;
-}
-
-static const struct kvp_net_events events = { on_message, on_data,   on_lost,
-					      on_sent,    on_failed, on_closed };
-
-static void peer_progress(struct raw *raw)
-{
-	while (lt_net()->progress(raw->net) > 0)
-		;
-}
 
 /* A transport that writes gets the payload into the slot that was granted last, whatever the header
  * says; without one nothing comes with the message. */
-static size_t payload_of(const struct raw *raw, size_t payload)
+static size_t payload_of(const struct hostile *raw, size_t payload)
 {
 	if (!lt_net()->put)
 		return payload;
 	return raw->has_key ? KVP_MIN(payload, (size_t)SLOT) : 0;
 }
 
-static int peer_try(struct raw *raw, const void *hdr, size_t hdr_bytes, uint8_t *bytes,
+static int peer_try(struct hostile *raw, const void *hdr, size_t hdr_bytes, uint8_t *bytes,
 		    size_t payload)
 {
 	const struct kvp_net_put put = {
@@ -134,7 +45,7 @@ static int peer_try(struct raw *raw, const void *hdr, size_t hdr_bytes, uint8_t 
 	return lt_net()->send(raw->net, raw->ep, hdr, hdr_bytes, bytes, payload, bytes);
 }
 
-static void peer_send(struct raw *raw, const void *hdr, size_t hdr_bytes, size_t wanted)
+static void peer_send(struct hostile *raw, const void *hdr, size_t hdr_bytes, size_t wanted)
 {
 	size_t payload = payload_of(raw, wanted);
 	uint8_t *bytes = payload ? calloc(1, payload) : NULL;
@@ -142,104 +53,15 @@ static void peer_send(struct raw *raw, const void *hdr, size_t hdr_bytes, size_t
 
 	do {
 		r = peer_try(raw, hdr, hdr_bytes, bytes, payload);
-		peer_progress(raw);
+		hostile_progress(raw);
 	} while (r == -EAGAIN);
 	cr_assert_eq(r, 0);
 }
 
-struct answer_wait {
-	struct raw *raw;
-	enum kvp_wire_type type;
-	union kvp_wire_msg *out;
-};
-
-static bool has_answer(void *arg)
-{
-	struct answer_wait *wait = arg;
-	struct raw *raw = wait->raw;
-
-	peer_progress(raw);
-	for (uint32_t i = 0; i < raw->n_got; i++) {
-		if (raw->got[i].head.type != wait->type)
-			continue;
-		*wait->out = raw->got[i];
-		raw->n_got--;
-		memmove(&raw->got[i], &raw->got[i + 1], (raw->n_got - i) * sizeof(raw->got[0]));
-		return true;
-	}
-	return false;
-}
-
-static union kvp_wire_msg peer_wait(struct raw *raw, enum kvp_wire_type type)
-{
-	union kvp_wire_msg msg;
-	struct answer_wait wait = { raw, type, &msg };
-
-	lt_wait_until(&raw->lt, has_answer, &wait, "an answer of the lane");
-	return msg;
-}
-
-struct board_wait {
-	struct raw *raw;
-	struct kvp_board *board;
-	uint32_t flags;
-};
-
-static bool board_has(void *arg)
-{
-	struct board_wait *wait = arg;
-
-	peer_progress(wait->raw);
-	return kvp_board_flags(wait->board) & wait->flags;
-}
-
-static void peer_wait_board(struct raw *raw, struct kvp_board *board, uint32_t flags)
-{
-	struct board_wait wait = { raw, board, flags };
-
-	lt_wait_until(&raw->lt, board_has, &wait, "a board");
-}
-
 /* ---- the lane's side ------------------------------------------------------------------------- */
 
-static void lane_endpoint(struct raw *raw)
-{
-	struct kvp_order_ep *order = calloc(1, sizeof(*order));
-	uint8_t addr[KVP_NET_ADDR_MAX];
-	int n = lt_net()->address(raw->net, addr, sizeof(addr));
-
-	cr_assert_gt(n, 0);
-	kvp_board_init(&raw->ep_board, KVP_BOARD_EP, lt_id(&raw->lt));
-	order->order.type = KVP_ORDER_EP_ADD;
-	order->board = &raw->ep_board;
-	order->session = 1;
-	order->addr_bytes = (uint32_t)n;
-	order->addr = malloc((size_t)n);
-	memcpy(order->addr, addr, (size_t)n);
-	kvp_lane_order(raw->lane, &order->order);
-	raw->pipe.a.id = raw->pipe.b.id = raw->ep_board.id;
-}
-
-static void peer_open(struct raw *raw)
-{
-	struct kvp_net_verbs_config verbs;
-	const struct kvp_net_config config = {
-		.events = &events,
-		.arg = raw,
-		.interface = "lo",
-		.verbs = &verbs,
-		.rdma = lt_rdma(&verbs),
-	};
-	char err[256] = "";
-	uint32_t bytes;
-	const void *addr = kvp_lane_address(raw->lane, &bytes);
-
-	cr_assert_eq(lt_net()->open(&raw->net, &config, err, sizeof(err)), 0, "%s", err);
-	cr_assert_eq(lt_net()->ep_open(raw->net, addr, bytes, NULL, &raw->ep), 0);
-}
-
 /* The first want of a proper sender for [0, END) in one chunk. */
-static void proper_want(struct raw *raw)
+static void proper_want(struct hostile *raw)
 {
 	struct kvp_lane_geom geom = lt_geom(&raw->room, 0, 0);
 	uint32_t n_parts;
@@ -259,29 +81,14 @@ static void proper_want(struct raw *raw)
 	free(geom.block);
 }
 
-static void raw_room(struct raw *raw)
+static void raw_begin_rx(struct hostile *raw)
 {
-	raw->room = (struct lt_room){ .lt = &raw->lt,
-				      .room = 42,
-				      .end = END,
-				      .n_senders = 1,
-				      .n_dests = 1,
-				      .meta_from = -1,
-				      .slot_bytes = SLOT,
-				      .pipe = &raw->pipe };
-	raw->room.senders[0].pool = &raw->src;
-	raw->room.dests[0].pool = &raw->dst;
-	raw->n_got = 0;
-}
-
-static void raw_begin_rx(struct raw *raw)
-{
-	raw_room(raw);
+	hostile_room(raw, END, SLOT, 0);
 	lt_room_begin_rx(&raw->room);
 	proper_want(raw);
 }
 
-static void raw_end_rx(struct raw *raw)
+static void raw_end_rx(struct hostile *raw)
 {
 	struct kvp_board *board = &raw->room.dests[0].board;
 
@@ -289,10 +96,9 @@ static void raw_end_rx(struct raw *raw)
 	lt_wait(&raw->lt, board, KVP_BOARD_QUIET);
 }
 
-static struct raw *raw_make(void)
+static struct hostile *raw_make(void)
 {
-	struct raw *raw = calloc(1, sizeof(*raw));
-	struct kvp_lane_config config = {
+	const struct kvp_lane_config config = {
 		.slots = 8, .slot_bytes = SLOT, .pack = true, .net = &kvp_net_ucx
 	};
 	struct lt_shape shape = { .page = 64,
@@ -301,30 +107,17 @@ static struct raw *raw_make(void)
 				  .n_pages = 32,
 				  .layers = 2,
 				  .row_bytes = 576 };
+	struct kvp_net_verbs_config verbs;
+	struct kvp_net_config net = { .interface = "lo", .verbs = &verbs };
+	struct hostile *raw = hostile_begin(&config);
 
-	cr_assert(raw);
-	lt_begin(&raw->lt);
-	raw->lane = lt_lane(&raw->lt, &config);
-	peer_open(raw);
-	lane_endpoint(raw);
+	net.rdma = lt_rdma(&verbs);
+	hostile_open(raw, lt_net(), net, NULL);
 	lt_pool_make(&raw->src, &raw->lt, raw->lane, &shape);
 	shape.dcp_size = 2;
 	shape.n_pages = 16;
 	lt_pool_make(&raw->dst, &raw->lt, raw->lane, &shape);
 	return raw;
-}
-
-static void raw_end(struct raw *raw)
-{
-	lt_order_id(raw->lane, KVP_ORDER_EP_END, raw->ep_board.id, 0);
-	lt_net()->ep_close(raw->net, raw->ep);
-	peer_wait_board(raw, &raw->ep_board, KVP_BOARD_QUIET);
-	lt_pool_end(&raw->src);
-	lt_pool_end(&raw->dst);
-	lt_net()->close(raw->net);
-	free(raw->places);
-	lt_end(&raw->lt);
-	free(raw);
 }
 
 /* ---- wants ----------------------------------------------------------------------------------- */
@@ -448,7 +241,7 @@ static const struct bad_want bad_wants[] = {
 
 Test(lane_hostile, wants)
 {
-	struct raw *raw = raw_make();
+	struct hostile *raw = raw_make();
 
 	for (size_t i = 0; i < KVP_ARRAY_SIZE(bad_wants); i++) {
 		struct kvp_board *board = &raw->room.dests[0].board;
@@ -459,19 +252,19 @@ Test(lane_hostile, wants)
 		want = raw->want;
 		bad_wants[i].spoil(&want);
 		peer_send(raw, &want, sizeof(want), 0);
-		refuse = peer_wait(raw, KVP_WIRE_REFUSE);
+		refuse = hostile_wait(raw, KVP_WIRE_REFUSE);
 		cr_assert_eq(refuse.refuse.cookie, 0x1234);
-		peer_wait_board(raw, board, KVP_BOARD_FAILED);
+		hostile_wait_board(raw, board, KVP_BOARD_FAILED);
 		cr_assert_eq(board->status, bad_wants[i].status, "%zu: %s", i, board->text);
 		cr_assert(strstr(board->text, bad_wants[i].text), "%zu: %s", i, board->text);
 		raw_end_rx(raw);
 	}
-	raw_end(raw);
+	hostile_end(raw);
 }
 
 Test(lane_hostile, wants_beyond_the_window)
 {
-	struct raw *raw = raw_make();
+	struct hostile *raw = raw_make();
 	struct kvp_board *board = &raw->room.dests[0].board;
 	uint32_t n;
 
@@ -482,33 +275,33 @@ Test(lane_hostile, wants_beyond_the_window)
 		peer_send(raw, &raw->want, sizeof(raw->want), 0);
 		raw->want.piece++;
 	}
-	peer_wait_board(raw, board, KVP_BOARD_FAILED);
+	hostile_wait_board(raw, board, KVP_BOARD_FAILED);
 	cr_assert_eq(board->status, KVP__STATUS__STATUS_LIMIT, "%s", board->text);
 	raw_end_rx(raw);
 	cr_assert_eq(lt_status(raw->lane).want_refused, 1);
-	raw_end(raw);
+	hostile_end(raw);
 }
 
 /* ---- data ------------------------------------------------------------------------------------ */
 
 static bool dropped_all(void *arg)
 {
-	struct raw *raw = arg;
+	struct hostile *raw = arg;
 
-	peer_progress(raw);
+	hostile_progress(raw);
 	return lt_status(raw->lane).no_token >= 6;
 }
 
 /* Data that names no live token goes nowhere; the room goes on. */
 Test(lane_hostile, tokens)
 {
-	struct raw *raw = raw_make();
+	struct hostile *raw = raw_make();
 	union kvp_wire_msg grant;
 	struct kvp_wire_data data = { .head = kvp_wire_head(KVP_WIRE_DATA) }, bad;
 
 	raw_begin_rx(raw);
 	peer_send(raw, &raw->want, sizeof(raw->want), 0);
-	grant = peer_wait(raw, KVP_WIRE_GRANT);
+	grant = hostile_wait(raw, KVP_WIRE_GRANT);
 	cr_assert_eq(grant.grant.cookie, 0x1234);
 	cr_assert_eq(grant.grant.mode, KVP_WIRE_LANDING);
 	data.token = grant.grant.token;
@@ -529,36 +322,36 @@ Test(lane_hostile, tokens)
 	peer_send(raw, &bad, sizeof(bad), 3u << 20); /* by a writing transport: less */
 
 	peer_send(raw, &data, sizeof(data), raw->want.bytes);
-	cr_assert_eq(peer_wait(raw, KVP_WIRE_LANDED).landed.cookie, 0x1234);
+	cr_assert_eq(hostile_wait(raw, KVP_WIRE_LANDED).landed.cookie, 0x1234);
 	peer_send(raw, &data, sizeof(data), raw->want.bytes); /* a replay */
 	lt_wait_until(&raw->lt, dropped_all, raw, "drops");
 	cr_assert_eq(lt_status(raw->lane).no_token, 6);
 	cr_assert_not(kvp_board_flags(&raw->room.dests[0].board) & KVP_BOARD_FAILED);
 	raw_end_rx(raw);
-	raw_end(raw);
+	hostile_end(raw);
 }
 
 static void bad_data(uint64_t offset, uint64_t total_more, size_t payload_less)
 {
-	struct raw *raw = raw_make();
+	struct hostile *raw = raw_make();
 	struct kvp_board *board = &raw->room.dests[0].board;
 	struct kvp_wire_data data = { .head = kvp_wire_head(KVP_WIRE_DATA) };
 	union kvp_wire_msg grant;
 
 	raw_begin_rx(raw);
 	peer_send(raw, &raw->want, sizeof(raw->want), 0);
-	grant = peer_wait(raw, KVP_WIRE_GRANT);
+	grant = hostile_wait(raw, KVP_WIRE_GRANT);
 	data.token = grant.grant.token;
 	data.slot = grant.grant.slot;
 	data.total = raw->want.bytes + total_more;
 	data.offset = offset;
 	raw->whole = true;
 	peer_send(raw, &data, sizeof(data), raw->want.bytes - payload_less);
-	peer_wait_board(raw, board, KVP_BOARD_FAILED);
+	hostile_wait_board(raw, board, KVP_BOARD_FAILED);
 	cr_assert_eq(board->status, KVP__STATUS__STATUS_PROTOCOL, "%s", board->text);
 	raw_end_rx(raw);
 	lt_pool_check(&raw->dst, 1, 0, 0, 0); /* nothing was written */
-	raw_end(raw);
+	hostile_end(raw);
 }
 
 Test(lane_hostile, data_that_does_not_fit)
@@ -573,23 +366,23 @@ Test(lane_hostile, data_that_does_not_fit)
 /* The same row twice, while another never comes. */
 Test(lane_hostile, a_row_twice)
 {
-	struct raw *raw = raw_make();
+	struct hostile *raw = raw_make();
 	struct kvp_board *board = &raw->room.dests[0].board;
 	struct kvp_wire_data data = { .head = kvp_wire_head(KVP_WIRE_DATA) };
 	union kvp_wire_msg grant;
 
 	raw_begin_rx(raw);
 	peer_send(raw, &raw->want, sizeof(raw->want), 0);
-	grant = peer_wait(raw, KVP_WIRE_GRANT);
+	grant = hostile_wait(raw, KVP_WIRE_GRANT);
 	data.token = grant.grant.token;
 	data.slot = grant.grant.slot;
 	data.total = raw->want.bytes;
 	peer_send(raw, &data, sizeof(data), 576);
 	peer_send(raw, &data, sizeof(data), 576);
-	peer_wait_board(raw, board, KVP_BOARD_FAILED);
+	hostile_wait_board(raw, board, KVP_BOARD_FAILED);
 	cr_assert_eq(board->status, KVP__STATUS__STATUS_PROTOCOL, "%s", board->text);
 	raw_end_rx(raw);
-	raw_end(raw);
+	hostile_end(raw);
 }
 
 /* ---- noise ----------------------------------------------------------------------------------- */
@@ -605,7 +398,7 @@ static uint64_t rnd(void)
 }
 
 /* A message of a right type and size with some bytes changed, or one of random bytes. */
-static size_t noise(struct raw *raw, union kvp_wire_msg *msg)
+static size_t noise(struct hostile *raw, union kvp_wire_msg *msg)
 {
 	static const size_t sizes[] = {
 		[KVP_WIRE_WANT] = sizeof(struct kvp_wire_want),
@@ -641,16 +434,16 @@ static size_t noise(struct raw *raw, union kvp_wire_msg *msg)
 
 static bool all_back(void *arg)
 {
-	struct raw *raw = arg;
+	struct hostile *raw = arg;
 
-	peer_progress(raw);
+	hostile_progress(raw);
 	raw->n_got = 0;
 	return raw->n_sent_back >= 500;
 }
 
 Test(lane_hostile, noise)
 {
-	struct raw *raw = raw_make();
+	struct hostile *raw = raw_make();
 	struct kvp_lane_status status;
 
 	for (uint32_t round = 0; round < 200; round++) {
@@ -672,42 +465,32 @@ Test(lane_hostile, noise)
 	cr_assert_gt(status.no_token, 0);
 	cr_assert_gt(status.stale, 0);
 	lt_pool_check(&raw->dst, 1, 0, 0, 0);
-	raw_end(raw);
+	hostile_end(raw);
 }
 
 /* ---- a receiver ------------------------------------------------------------------------------ */
 
-static union kvp_wire_msg raw_begin_tx(struct raw *raw)
+static union kvp_wire_msg raw_begin_tx(struct hostile *raw)
 {
-	raw_room(raw);
-	kvp_board_init(&raw->room.dests[0].board, KVP_BOARD_RX, lt_id(&raw->lt));
-	lt_room_begin_tx(&raw->room, 0);
-	lt_room_start_tx(&raw->room, 0);
+	hostile_room(raw, END, SLOT, 0);
+	hostile_begin_tx(raw);
 	lt_submit_all(&raw->room, 0, END);
-	return peer_wait(raw, KVP_WIRE_WANT);
+	return hostile_wait(raw, KVP_WIRE_WANT);
 }
 
-static void raw_end_tx(struct raw *raw)
+static void expect_tx(struct hostile *raw, Kvp__Status status, const char *text)
 {
 	struct kvp_board *board = &raw->room.senders[0].board;
 
-	lt_order_id(raw->lane, KVP_ORDER_TX_END, board->id, 0);
-	peer_wait_board(raw, board, KVP_BOARD_QUIET);
-}
-
-static void expect_tx(struct raw *raw, Kvp__Status status, const char *text)
-{
-	struct kvp_board *board = &raw->room.senders[0].board;
-
-	peer_wait_board(raw, board, KVP_BOARD_FAILED);
+	hostile_wait_board(raw, board, KVP_BOARD_FAILED);
 	cr_assert_eq(board->status, status, "%s", board->text);
 	cr_assert(strstr(board->text, text), "%s", board->text);
-	raw_end_tx(raw);
+	hostile_end_tx(raw);
 }
 
 Test(lane_hostile, answers)
 {
-	struct raw *raw = raw_make();
+	struct hostile *raw = raw_make();
 	union kvp_wire_msg want = raw_begin_tx(raw);
 	struct kvp_wire_grant grant = { .head = kvp_wire_head(KVP_WIRE_GRANT),
 					.cookie = want.want.cookie,
@@ -757,12 +540,12 @@ Test(lane_hostile, answers)
 	peer_send(raw, &grant, sizeof(grant), 0);
 	lt_wait_held(&raw->lt, raw->lane, KVP_HOLD_SEND, 1);
 	cr_assert_eq(lt_status(raw->lane).holds[KVP_HOLD_SEND], 1);
-	raw_end_tx(raw);
+	hostile_end_tx(raw);
 	cr_assert_geq(lt_status(raw->lane).stale, 3);
-	raw_end(raw);
+	hostile_end(raw);
 }
 
-static void make_places(struct raw *raw)
+static void make_places(struct hostile *raw)
 {
 	struct kvp_net_memory memory = {
 		.stride = PLACE_BYTES, .n = N_PLACES, .landing = true, .dmabuf = -1
@@ -771,13 +554,13 @@ static void make_places(struct raw *raw)
 
 	if (!lt_net()->memory)
 		return;
-	raw->places = lt_alloc(N_PLACES, PLACE_BYTES);
-	memory.base = raw->places;
+	raw->memory = lt_alloc(N_PLACES, PLACE_BYTES);
+	memory.base = raw->memory;
 	cr_assert_eq(lt_net()->memory(raw->net, &memory, err, sizeof(err)), 0, "%s", err);
 }
 
 /* Its token is its cookie. */
-static void grant(struct raw *raw, const struct kvp_wire_want *want)
+static void grant(struct hostile *raw, const struct kvp_wire_want *want)
 {
 	struct kvp_wire_grant msg = { .head = kvp_wire_head(KVP_WIRE_GRANT),
 				      .cookie = want->cookie,
@@ -788,8 +571,8 @@ static void grant(struct raw *raw, const struct kvp_wire_want *want)
 	struct kvp_net_key key = { { 0 } };
 
 	cr_assert_lt(msg.slot, N_PLACES);
-	if (raw->places)
-		cr_assert_eq(lt_net()->expose(raw->net, raw->places + msg.slot * PLACE_BYTES, SLOT,
+	if (raw->memory)
+		cr_assert_eq(lt_net()->expose(raw->net, raw->memory + msg.slot * PLACE_BYTES, SLOT,
 					      &key),
 			     0);
 	memcpy(msg.key, &key, sizeof(msg.key));
@@ -798,18 +581,18 @@ static void grant(struct raw *raw, const struct kvp_wire_want *want)
 
 static bool all_granted(void *arg)
 {
-	struct raw *raw = arg;
+	struct hostile *raw = arg;
 
-	peer_progress(raw);
+	hostile_progress(raw);
 	return lt_status(raw->lane).holds[KVP_HOLD_GATHER] == raw->n_granted;
 }
 
 /* Plays the receiver until the sender has heard of all pieces. */
 static bool all_landed(void *arg)
 {
-	struct raw *raw = arg;
+	struct hostile *raw = arg;
 
-	peer_progress(raw);
+	hostile_progress(raw);
 	while (raw->n_got > 0) {
 		union kvp_wire_msg msg = raw->got[--raw->n_got];
 
@@ -832,21 +615,18 @@ static bool all_landed(void *arg)
  */
 Test(lane_hostile, grants_of_one_destination_before_the_other)
 {
-	struct raw *raw = raw_make();
+	struct hostile *raw = raw_make();
 	struct kvp_wire_want wants[2 * KVP_WIRE_LEG_WINDOW];
 
 	make_places(raw);
 	lt_hold(raw->lane, KVP_HOLD_GATHER, true);
-	raw_room(raw);
+	hostile_room(raw, END, SLOT, 0);
 	raw->room.n_dests = 2;
 	raw->room.dests[1].pool = &raw->dst;
-	for (uint32_t d = 0; d < 2; d++)
-		kvp_board_init(&raw->room.dests[d].board, KVP_BOARD_RX, lt_id(&raw->lt));
-	lt_room_begin_tx(&raw->room, 0);
-	lt_room_start_tx(&raw->room, 0);
+	hostile_begin_tx(raw);
 	lt_submit_all(&raw->room, 0, END);
 	for (uint32_t i = 0; i < KVP_ARRAY_SIZE(wants); i++)
-		wants[i] = peer_wait(raw, KVP_WIRE_WANT).want;
+		wants[i] = hostile_wait(raw, KVP_WIRE_WANT).want;
 	for (uint32_t d = 0; d < 2; d++)
 		for (uint32_t i = 0; i < KVP_ARRAY_SIZE(wants); i++)
 			if (wants[i].generation == raw->room.dests[d].board.id)
@@ -855,6 +635,6 @@ Test(lane_hostile, grants_of_one_destination_before_the_other)
 	lt_hold(raw->lane, KVP_HOLD_GATHER, false);
 	lt_wait_until(&raw->lt, all_landed, raw, "all pieces");
 	cr_assert_gt(lt_status(raw->lane).shared, 0);
-	raw_end_tx(raw);
-	raw_end(raw);
+	hostile_end_tx(raw);
+	hostile_end(raw);
 }
