@@ -77,10 +77,12 @@ ssize_t kvp_packet_recv(int fd, void *buf, size_t cap, int *fds, size_t *n_fds, 
 		if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
 			came += take_fds(c, fds, came, max);
 	}
-	if (came > max || (hdr.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) {
+	if (n == 0 || came > max || (hdr.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) {
 		for (size_t i = 0; i < KVP_MIN(came, max); i++)
 			(void)close(fds[i]); /* the packet is refused as a whole */
-		return -EMSGSIZE;
+		came = 0;
+		if (n > 0)
+			return -EMSGSIZE;
 	}
 	*n_fds = came;
 	return n;

@@ -565,6 +565,34 @@ Test(packet, too_large_is_refused_and_leaks_nothing)
 	cr_expect_eq(count_fds(), before);
 }
 
+/* It reads as the end of the connection: nobody would close what came with it. */
+Test(packet, fds_of_an_empty_one_do_not_leak)
+{
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(2 * sizeof(int))];
+	} control = { 0 };
+	struct iovec iov = { control.bytes, 0 };
+	struct msghdr hdr = { .msg_iov = &iov,
+			      .msg_iovlen = 1,
+			      .msg_control = control.bytes,
+			      .msg_controllen = sizeof(control.bytes) };
+	int pair[2], got[KVP_LIMIT_FDS], before;
+	size_t n = 99;
+	char data[8];
+
+	cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	before = count_fds();
+	CMSG_FIRSTHDR(&hdr)->cmsg_level = SOL_SOCKET;
+	CMSG_FIRSTHDR(&hdr)->cmsg_type = SCM_RIGHTS;
+	CMSG_FIRSTHDR(&hdr)->cmsg_len = CMSG_LEN(sizeof(pair));
+	memcpy(CMSG_DATA(CMSG_FIRSTHDR(&hdr)), pair, sizeof(pair));
+	cr_assert_eq(sendmsg(pair[0], &hdr, 0), 0);
+	cr_expect_eq(kvp_packet_recv(pair[1], data, 8, got, &n, KVP_LIMIT_FDS), 0);
+	cr_expect_eq(n, 0);
+	cr_expect_eq(count_fds(), before);
+}
+
 /* ---- frames -------------------------------------------------------------------------------- */
 
 /* All peer messages as one stream. */
