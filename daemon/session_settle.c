@@ -58,7 +58,10 @@ void kvp_settle_check(struct kvp_server *server)
 	uint32_t uid;
 
 	DL_FOREACH_SAFE (server->settles, settle, tmp) {
-		if (!kvp_settle_left(server, settle->session, &uid))
+		/* Who asked may be gone before what is asked about: nothing piles up here. */
+		if (!settle->pending->session)
+			kvp_session_forget(settle_take(server, settle));
+		else if (!kvp_settle_left(server, settle->session, &uid))
 			kvp_session_answer(settle_take(server, settle));
 	}
 }

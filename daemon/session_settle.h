@@ -18,7 +18,7 @@ bool kvp_settle_left(const struct kvp_server *server, uint64_t session, uint32_t
 /* Answers the request when nothing of the session is left. Takes it over; 0 or -ENOMEM. */
 int kvp_settle_await(struct kvp_server *server, struct kvp_session_pending *pending,
 		     uint64_t session);
-/* A pool or a session has gone. */
+/* A pool or a session has gone: answers, and forgets what ended sessions have asked. */
 void kvp_settle_check(struct kvp_server *server);
 /* Forgets all requests. */
 void kvp_settle_clear(struct kvp_server *server);
