@@ -453,7 +453,6 @@ static int lane_create(struct kvp_lane **out, const struct kvp_lane_config *conf
 	r = init_memory(lane);
 	if (r < 0)
 		return r;
-	lane->nonce = (uint32_t)kvp_lane_token(lane);
 	*out = KVP_TAKE(lane);
 	return 0;
 }

@@ -26,7 +26,8 @@
 #include "proto/wire.h"
 
 #define KVP_LANE_RX_PIECES 8192u
-#define KVP_LANE_TX_PIECES 4096u
+#define KVP_LANE_TX_BITS 12u /* of a cookie: which piece */
+#define KVP_LANE_TX_PIECES (1u << KVP_LANE_TX_BITS)
 #define KVP_LANE_LATE 256u
 #define KVP_LANE_LOCAL_MOVES 256u
 /* A GPU lane looks at its launches that often once it has spun for nothing. */
@@ -366,7 +367,8 @@ struct kvp_tx_piece {
 	uint32_t tokens;
 	uint32_t segment; /* index in the chunk's list */
 	uint32_t sends;   /* in the transport's hands */
-	uint32_t nonce;   /* high half of the cookie */
+	uint32_t seq;     /* of its chunk, which may be over before it */
+	uint64_t nonce;   /* the upper bits of the cookie: nobody guesses those of another */
 	uint32_t remote_slot;
 	struct kvp_net_key remote_key;
 	uint64_t token;
@@ -495,7 +497,6 @@ struct kvp_lane {
 
 	uint64_t tokens[KVP_LANE_TOKENS]; /* random numbers not yet used */
 	uint32_t n_tokens;
-	uint32_t nonce;
 
 	struct kvp_lane_status counts; /* counters; the rest is filled when published */
 	/* Seqlock: odd while it is written. */
@@ -726,6 +727,8 @@ void kvp_tx_describe(const struct kvp_tx_leg *leg, struct kvp_wire_want *want, u
 struct kvp_tx_piece *kvp_tx_piece_take(struct kvp_lane *lane);
 void kvp_tx_piece_put(struct kvp_lane *lane, struct kvp_tx_piece *piece);
 struct kvp_tx_piece *kvp_tx_piece_find(struct kvp_lane *lane, uint64_t cookie);
+/* What the receiver names the piece by. */
+uint64_t kvp_tx_piece_cookie(const struct kvp_lane *lane, const struct kvp_tx_piece *piece);
 /* Fills the sides of the groups that the leg uses with the chunk's page lists. */
 void kvp_tx_sides(const struct kvp_tx_leg *leg, const struct kvp_order_chunk *chunk,
 		  struct kvp_side *sides);

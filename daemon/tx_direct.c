@@ -24,7 +24,7 @@ static void refuse(struct kvp_tx_piece *piece, const char *what)
 {
 	kvp_tx_fail(piece->leg->tx, KVP__STATUS__STATUS_PROTOCOL,
 		    "destination %u: %s for piece %u of chunk %u", piece->leg->order->dest, what,
-		    piece->idx, piece->chunk->order->seq);
+		    piece->idx, piece->seq);
 }
 
 /* ---- what the receiver says ------------------------------------------------------------------ */

@@ -176,7 +176,7 @@ struct kvp_tx_piece *kvp_tx_piece_take(struct kvp_lane *lane)
 
 	lane->tx_live++;
 	memset(piece, 0, sizeof(*piece));
-	piece->nonce = ++lane->nonce;
+	piece->nonce = kvp_lane_token(lane) >> KVP_LANE_TX_BITS;
 	return piece;
 }
 
@@ -189,14 +189,21 @@ void kvp_tx_piece_put(struct kvp_lane *lane, struct kvp_tx_piece *piece)
 
 struct kvp_tx_piece *kvp_tx_piece_find(struct kvp_lane *lane, uint64_t cookie)
 {
-	uint32_t idx = (uint32_t)cookie;
+	uint32_t idx = (uint32_t)cookie & (KVP_LANE_TX_PIECES - 1);
 	struct kvp_tx_piece *piece;
 
 	if (idx >= lane->tx_fresh)
 		return NULL;
 
 	piece = &lane->tx_pool[idx];
-	return piece->leg && !piece->leg->dropped && piece->nonce == cookie >> 32 ? piece : NULL;
+	return piece->leg && !piece->leg->dropped && piece->nonce == cookie >> KVP_LANE_TX_BITS
+		       ? piece
+		       : NULL;
+}
+
+uint64_t kvp_tx_piece_cookie(const struct kvp_lane *lane, const struct kvp_tx_piece *piece)
+{
+	return piece->nonce << KVP_LANE_TX_BITS | (uint64_t)(piece - lane->tx_pool);
 }
 
 void kvp_tx_gathered(struct kvp_tx_piece *piece)

@@ -56,6 +56,7 @@ static void piece_init(struct kvp_tx_piece *piece, struct kvp_tx_leg *leg,
 
 	piece->leg = leg;
 	piece->chunk = leg->chunk;
+	piece->seq = leg->chunk->order->seq;
 	piece->idx = want->piece;
 	piece->kind = want->kind;
 	piece->bytes = want->bytes;
@@ -83,7 +84,7 @@ static bool leg_want(struct kvp_tx_leg *leg)
 
 	kvp_tx_describe(leg, &want, &piece->segment);
 	piece_init(piece, leg, &want);
-	want.cookie = (uint64_t)piece->nonce << 32 | (uint64_t)(piece - lane->tx_pool);
+	want.cookie = kvp_tx_piece_cookie(lane, piece);
 	if (!kvp_tx_eager(piece, &want) && kvp_link_send(leg->link, &want, sizeof(want)) < 0) {
 		kvp_tx_piece_put(lane, piece);
 		return false;
@@ -385,7 +386,7 @@ void kvp_tx_landed(struct kvp_lane *lane, const struct kvp_wire_landed *msg)
 	} else {
 		kvp_tx_fail(tx, KVP__STATUS__STATUS_PROTOCOL,
 			    "destination %u confirmed piece %u of chunk %u, which was not sent",
-			    piece->leg->order->dest, piece->idx, piece->chunk->order->seq);
+			    piece->leg->order->dest, piece->idx, piece->seq);
 		return;
 	}
 
@@ -409,9 +410,10 @@ void kvp_tx_refuse(struct kvp_lane *lane, const struct kvp_wire_refuse *msg)
 	Kvp__Status status = KVP__STATUS__STATUS_PROTOCOL;
 	struct kvp_tx_leg *leg;
 
-	/* The want that the receiver could not take may name the newest piece of the leg only. */
+	/* The want that the receiver could not take may name the newest piece of the leg only; not
+	 * one that it has confirmed. */
 	piece = kvp_tx_piece_find(lane, msg->cookie);
-	if (!piece) {
+	if (!piece || piece->landed) {
 		lane->counts.stale++;
 		return;
 	}
@@ -420,7 +422,7 @@ void kvp_tx_refuse(struct kvp_lane *lane, const struct kvp_wire_refuse *msg)
 		status = (Kvp__Status)msg->status;
 	leg = piece->leg;
 	kvp_tx_fail(leg->tx, status, "destination %u refused piece %u of chunk %u: status %u",
-		    leg->order->dest, piece->idx, piece->chunk->order->seq, msg->status);
+		    leg->order->dest, piece->idx, piece->seq, msg->status);
 }
 
 /*
@@ -488,7 +490,7 @@ void kvp_tx_sent(struct kvp_lane *lane, struct kvp_tx_piece *piece, int status)
 		if (leg->link->state == KVP_LINK_OPEN)
 			kvp_tx_fail(leg->tx, KVP__STATUS__STATUS_TRANSPORT,
 				    "destination %u: send of piece %u of chunk %u failed: %s",
-				    leg->order->dest, piece->idx, piece->chunk->order->seq,
+				    leg->order->dest, piece->idx, piece->seq,
 				    strerror(-status)); /* which drops the piece too */
 		return;
 	}
@@ -526,7 +528,8 @@ static bool piece_unwant(struct kvp_tx_piece *piece)
 		return true;
 	default:
 		tx->n_sent -= !piece->landed;
-		return false;
+		/* Of rows that come one by one none says that it is the last. */
+		return !piece->landed && piece->kind == KVP_WIRE_ROWS && !tx->lane->config.pack;
 	}
 }
 
