@@ -673,17 +673,13 @@ int kvp_rooms_create(struct kvp_rooms **out, const struct kvp_rooms_config *conf
 	rooms->peers = config->peers;
 	rooms->log_limit = (struct kvp_log_limit)KVP_LOG_LIMIT(20, 10);
 	rooms->sums_limit = (struct kvp_log_limit)KVP_LOG_LIMIT(1, 60);
-	r = uv_random(NULL, NULL, &rooms->generation_high, sizeof(rooms->generation_high), 0, NULL);
-	if (r == 0)
-		r = rooms_maps(rooms);
+	r = rooms_maps(rooms);
 	if (r == 0)
 		r = kvp_room_timer_init(rooms);
 	if (r < 0) {
 		rooms_free(rooms);
 		return r;
 	}
-	/* A generation of 0 is none. */
-	rooms->generation_high = (rooms->generation_high | 1) << 32;
 	kvp_room_peer_events(rooms);
 	*out = rooms;
 	return 0;

@@ -376,9 +376,16 @@ static int order_rx(struct kvp_room *room)
 	return 0;
 }
 
-static uint64_t draw_generation(struct kvp_rooms *rooms)
+/* Random, since it is all that a want or a RETURN between lanes names: whoever is no sender of the
+ * room must not guess it. Of so many none is drawn twice. 0: there are no random numbers. */
+static uint64_t draw_generation(void)
 {
-	return rooms->generation_high | ++rooms->generation_low;
+	uint64_t generation = 0;
+
+	while (generation == 0)
+		if (uv_random(NULL, NULL, &generation, sizeof(generation), 0, NULL) < 0)
+			break;
+	return generation;
 }
 
 static Kvp__Status expect_fill(struct kvp_room *room, const Kvp__Expect *msg,
@@ -435,7 +442,9 @@ static Kvp__Status rooms_expect(struct kvp_rooms *rooms, struct kvp_room_owner *
 	status = expect_fill(room, msg, lists, err);
 	if (status != KVP_ROOM_OK)
 		return status;
-	kvp_board_init(&room->board, KVP_BOARD_RX, draw_generation(rooms));
+	kvp_board_init(&room->board, KVP_BOARD_RX, draw_generation());
+	if (room->board.id == 0)
+		return kvp_room_refuse(err, KVP__STATUS__STATUS_SYSTEM, "no random numbers");
 	if (order_rx(room) < 0)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_NO_MEMORY, "no memory");
 	entered = KVP_TAKE(room);

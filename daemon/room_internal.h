@@ -251,8 +251,7 @@ struct kvp_rooms {
 	char drain_reason[KVP_LIMIT_REASON + 1];
 	uint64_t drain_since_ns;
 	struct kvp_room_owner *requesting; /* whose request runs now */
-	uint64_t last_id, last_tx, generation_high;
-	uint32_t generation_low;
+	uint64_t last_id, last_tx;
 	/* offers */
 	struct kvp_map parking;
 	struct kvp_room_parked *parked;
