@@ -633,13 +633,17 @@ void *kvp_rx_message(struct kvp_lane *lane, const struct kvp_wire_data *data, si
 void kvp_rx_data(struct kvp_lane *lane, const struct kvp_wire_data *msg, const void *data,
 		 size_t bytes);
 void kvp_rx_lost(struct kvp_lane *lane, const struct kvp_wire_data *msg);
+void kvp_rx_piece_lost(struct kvp_lane *lane, struct kvp_rx_piece *piece);
+/* The transport is done with one message of an orphan. */
+void kvp_rx_orphan_done(struct kvp_lane *lane, struct kvp_rx_piece *piece);
 /* Puts bytes that came into the piece's slot, if they do not lie there. False: the rx has failed.
  */
 bool kvp_rx_keep(struct kvp_rx_piece *piece, uint64_t offset, const void *data, size_t bytes);
-/* A WANT with its payload: where the payload goes, and then that it is there. NULL: it is an
- * ordinary WANT. rx_eager.c */
+/* A WANT with its payload: where the payload goes, and then that it is there, or never will be.
+ * NULL: it is an ordinary WANT. rx_eager.c */
 void *kvp_rx_eager(struct kvp_lane *lane, const struct kvp_wire_want *want, size_t bytes);
 void kvp_rx_eager_data(struct kvp_lane *lane, const void *data, size_t bytes);
+void kvp_rx_eager_lost(struct kvp_lane *lane, const void *place);
 /* The piece at the head of the leg's queue lands in this slot. */
 void kvp_rx_piece_grant(struct kvp_rx_leg *leg, struct kvp_slot *slot, uint64_t token);
 /* All bytes of the piece are here; they may lie in the transport's memory. */

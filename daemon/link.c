@@ -322,7 +322,7 @@ static void *on_message(void *arg, const void *hdr, size_t hdr_bytes, size_t byt
 	return NULL;
 }
 
-/* Only messages that on_message() accepted come here: DATA, and WANT right after that call. */
+/* Only messages that on_message() accepted come here: DATA, and WANT. */
 static void on_data(void *arg, const void *hdr, size_t hdr_bytes, const void *data, size_t bytes)
 {
 	union kvp_wire_msg msg;
@@ -337,10 +337,12 @@ static void on_data(void *arg, const void *hdr, size_t hdr_bytes, const void *da
 static void on_lost(void *arg, const void *hdr, size_t hdr_bytes, void *place)
 {
 	union kvp_wire_msg msg;
+	unsigned type = parse(&msg, hdr, hdr_bytes);
 
-	(void)place;
-	if (parse(&msg, hdr, hdr_bytes) == KVP_WIRE_DATA)
+	if (type == KVP_WIRE_DATA)
 		kvp_rx_lost(arg, &msg.data);
+	else if (type == KVP_WIRE_WANT)
+		kvp_rx_eager_lost(arg, place);
 }
 
 static void on_sent(void *arg, void *req, int status)

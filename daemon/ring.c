@@ -157,6 +157,25 @@ void kvp_ring_put(struct kvp_ring *ring, struct kvp_slot *slot)
 	ring->n_free++;
 }
 
+/* Index of the slot whose memory begins there, of n that are stride apart; n: none. */
+static uint32_t slot_index(const uint8_t *base, uint64_t stride, uint32_t n, const uint8_t *place)
+{
+	uintptr_t offset = (uintptr_t)place - (uintptr_t)base;
+
+	if (!base || place < base || offset % stride != 0 || offset / stride >= n)
+		return n;
+	return (uint32_t)(offset / stride);
+}
+
+struct kvp_slot *kvp_ring_at(const struct kvp_ring *ring, const void *place)
+{
+	uint32_t idx = slot_index(ring->base, ring->stride, ring->n, place);
+
+	if (idx == ring->n)
+		idx = slot_index(ring->twins, ring->twin_stride, ring->n, place);
+	return idx < ring->n ? &ring->slots[idx] : NULL;
+}
+
 void kvp_ring_over(struct kvp_ring *ring, uint64_t ticket)
 {
 	struct kvp_slot **at = &ring->kept;

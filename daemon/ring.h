@@ -75,6 +75,9 @@ struct kvp_slot *kvp_ring_take(struct kvp_ring *ring, uint32_t uid, uint64_t now
 /* Gives one reference back; the last one frees the slot. */
 void kvp_ring_put(struct kvp_ring *ring, struct kvp_slot *slot);
 
+/* The slot that begins there, or whose twin does; NULL: none. */
+struct kvp_slot *kvp_ring_at(const struct kvp_ring *ring, const void *place);
+
 /* Launches with tickets up to that are over. */
 void kvp_ring_over(struct kvp_ring *ring, uint64_t ticket);
 /* The launch with that ticket has not happened; those before it are over. */

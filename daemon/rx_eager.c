@@ -46,19 +46,45 @@ void *kvp_rx_eager(struct kvp_lane *lane, const struct kvp_wire_want *want, size
 	return kvp_slot_place(slot, piece->kind);
 }
 
+/*
+ * The piece whose bytes came or were lost. A rendezvous, which only a peer of another make asks
+ * for, is told of by the place that it was given, and late: other pieces may have come since, and
+ * the room of this one may be over.
+ */
+static struct kvp_rx_piece *piece_at(struct kvp_lane *lane, const void *place)
+{
+	struct kvp_slot *slot = kvp_ring_at(&lane->land, place);
+	struct kvp_rx_piece *piece = slot ? slot->user : lane->eager;
+
+	if (!slot || piece == lane->eager)
+		lane->eager = NULL;
+	return piece && piece->receiving > 0 ? piece : NULL;
+}
+
 void kvp_rx_eager_data(struct kvp_lane *lane, const void *data, size_t bytes)
 {
-	struct kvp_rx_piece *piece = lane->eager;
+	struct kvp_rx_piece *piece = piece_at(lane, data);
 
 	if (!piece)
 		return;
 
-	lane->eager = NULL;
-	lane->counts.eager++;
 	piece->receiving--;
+	if (piece->state == KVP_RX_ORPHAN) {
+		kvp_rx_orphan_done(lane, piece);
+		return;
+	}
+	lane->counts.eager++;
 	piece->got = bytes;
 	if (kvp_lane_held(lane, KVP_HOLD_FLIP_LAND) && kvp_rx_keep(piece, 0, data, bytes))
 		data = kvp_slot_place(piece->slot, piece->kind);
 	if (!kvp_lane_on_gpu(lane) || kvp_rx_keep(piece, 0, data, bytes))
 		kvp_rx_here(lane, piece, data);
+}
+
+void kvp_rx_eager_lost(struct kvp_lane *lane, const void *place)
+{
+	struct kvp_rx_piece *piece = piece_at(lane, place);
+
+	if (piece)
+		kvp_rx_piece_lost(lane, piece);
 }

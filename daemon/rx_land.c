@@ -280,8 +280,7 @@ void kvp_rx_here(struct kvp_lane *lane, struct kvp_rx_piece *piece, const void *
 		kvp_rx_landed(piece);
 }
 
-/* The transport is done with one message of an orphan. */
-static void orphan_done(struct kvp_lane *lane, struct kvp_rx_piece *piece)
+void kvp_rx_orphan_done(struct kvp_lane *lane, struct kvp_rx_piece *piece)
 {
 	if (piece->receiving > 0)
 		return;
@@ -322,7 +321,7 @@ void kvp_rx_data(struct kvp_lane *lane, const struct kvp_wire_data *msg, const v
 
 	piece->receiving--;
 	if (piece->state == KVP_RX_ORPHAN) {
-		orphan_done(lane, piece);
+		kvp_rx_orphan_done(lane, piece);
 		return;
 	}
 
@@ -336,19 +335,25 @@ void kvp_rx_data(struct kvp_lane *lane, const struct kvp_wire_data *msg, const v
 		kvp_rx_here(lane, piece, direct ? data : piece->slot->data);
 }
 
-void kvp_rx_lost(struct kvp_lane *lane, const struct kvp_wire_data *msg)
+void kvp_rx_piece_lost(struct kvp_lane *lane, struct kvp_rx_piece *piece)
 {
-	struct kvp_rx_piece *piece = piece_of(lane, msg);
-
-	if (!piece || piece->receiving == 0)
+	if (piece->receiving == 0)
 		return;
 
 	piece->receiving--;
 	if (piece->state == KVP_RX_ORPHAN)
-		orphan_done(lane, piece);
+		kvp_rx_orphan_done(lane, piece);
 	else
 		kvp_rx_fail(piece->leg->rx, KVP__STATUS__STATUS_PEER_LOST,
 			    "sender %u: the transport lost a piece on its way", piece->leg->sender);
+}
+
+void kvp_rx_lost(struct kvp_lane *lane, const struct kvp_wire_data *msg)
+{
+	struct kvp_rx_piece *piece = piece_of(lane, msg);
+
+	if (piece)
+		kvp_rx_piece_lost(lane, piece);
 }
 
 /* Scatters a piece that is here: 0, or what a mover says. */

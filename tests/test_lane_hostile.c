@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/net_ucx.h"
 #include "proto/kvpack.pb-c.h"
 #include "tests/support_hostile.h"
 
@@ -280,6 +281,72 @@ Test(lane_hostile, wants_beyond_the_window)
 	raw_end_rx(raw);
 	cr_assert_eq(lt_status(raw->lane).want_refused, 1);
 	hostile_end(raw);
+}
+
+/* ---- payloads of wants by rendezvous --------------------------------------------------------- */
+
+static bool want_seen(void *arg)
+{
+	struct hostile *raw = arg;
+
+	if (atomic_load(&raw->room.dests[0].board.first_want_ns) != 0)
+		return true; /* without progress: the payload is still to be fetched */
+	raw->ops->progress(raw->net);
+	return false;
+}
+
+/* A want with its payload, which UCX fetches from us while we progress. */
+static void rendezvous_want(struct hostile *raw, void *payload)
+{
+	ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+				      .flags = UCP_AM_SEND_FLAG_RNDV };
+	ucs_status_ptr_t request =
+		ucp_am_send_nbx(raw->ep->ucp, KVP_UCX_AM_ID, &raw->want, sizeof(raw->want), payload,
+				raw->want.bytes, &param);
+
+	cr_assert(!UCS_PTR_IS_ERR(request));
+	if (request)
+		ucp_request_free(request); /* UCP ends it by itself */
+	lt_wait_until(&raw->lt, want_seen, raw, "the want");
+}
+
+/* A room with such a want, which the lane has a place for: not one that it hears of before the
+ * room. */
+static void rendezvous_room(struct hostile *raw, void *payload)
+{
+	for (;;) {
+		raw_begin_rx(raw);
+		rendezvous_want(raw, payload);
+		if (atomic_load(&raw->room.dests[0].board.first_data_ns) != 0)
+			return;
+		raw_end_rx(raw);
+	}
+}
+
+static bool slots_free(void *arg)
+{
+	struct hostile *raw = arg;
+
+	hostile_progress(raw);
+	return lt_status(raw->lane).land_free == 8;
+}
+
+/* Such a payload is there long after its want: when its room is over, or when the next is there. */
+Test(lane_hostile, wants_by_rendezvous)
+{
+	struct hostile *raw = raw_make();
+	uint8_t *payload = calloc(1, SLOT);
+
+	if (lt_net() == &kvp_net_ucx) {
+		rendezvous_room(raw, payload);
+		raw_end_rx(raw);
+		rendezvous_room(raw, payload);
+		cr_assert_eq(hostile_wait(raw, KVP_WIRE_LANDED).landed.cookie, 0x1234);
+		raw_end_rx(raw);
+		lt_wait_until(&raw->lt, slots_free, raw, "all slots");
+	}
+	hostile_end(raw);
+	free(payload);
 }
 
 /* ---- data ------------------------------------------------------------------------------------ */
