@@ -46,11 +46,6 @@ void kvp_peer_set_timer(struct kvp_peer *peer, uint64_t ns)
 	(void)uv_timer_start(&peer->timer, kvp_peer_on_timer, KVP_DIV_UP(ns, 1000000u), 0);
 }
 
-bool kvp_peers_full(const struct kvp_peers *peers)
-{
-	return peers->n_peers >= peers->config->peer.max_sessions;
-}
-
 struct kvp_peer *kvp_peer_new(struct kvp_peers *peers, const char *address, bool outgoing)
 {
 	struct kvp_peer *peer = calloc(1, sizeof(*peer));
@@ -91,7 +86,7 @@ void kvp_peer_destroy(struct kvp_peer *peer)
 	kvp_peer_conn_close(peer->conn);
 	peer->conn = NULL;
 	kvp_peers_drop_looped(peers, peer);
-	if (peer->twin)
+	if (peer->twin && peer->twin->twin == peer)
 		peer->twin->twin = NULL;
 	if (peers->self == peer)
 		peers->self = NULL;
@@ -99,6 +94,27 @@ void kvp_peer_destroy(struct kvp_peer *peer)
 		peers->n_peers--;
 	DL_DELETE(peers->list, peer);
 	uv_close((uv_handle_t *)&peer->timer, peer_closed);
+}
+
+bool kvp_peers_full(struct kvp_peers *peers)
+{
+	struct kvp_peer *peer;
+
+	if (peers->n_peers < peers->config->peer.max_sessions)
+		return false;
+
+	/* Who greets does so at once. */
+	DL_FOREACH (peers->list, peer) {
+		if (peer->outgoing || peer->state != KVP_PEER_HELLO)
+			continue;
+		peers->refused++;
+		kvp_log_limited(&peers->log_limit, KVP_LOG_WARNING,
+				"peer %s let go before its hello: peer.max_sessions is %u",
+				peer->name, peers->config->peer.max_sessions);
+		kvp_peer_destroy(peer);
+		return false;
+	}
+	return true;
 }
 
 static struct kvp_peer *get_refused(int error, char *err, size_t err_bytes, const char *fmt, ...)

@@ -123,6 +123,14 @@ bool kvp_peer_allowed(const struct kvp_peers *peers, const struct sockaddr *addr
 	return false;
 }
 
+bool kvp_peer_same_host(const struct sockaddr *a, const struct sockaddr *b)
+{
+	bool v6[2];
+	const uint8_t *bytes[2] = { addr_bytes(a, &v6[0]), addr_bytes(b, &v6[1]) };
+
+	return v6[0] == v6[1] && memcmp(bytes[0], bytes[1], v6[0] ? 16 : 4) == 0;
+}
+
 bool kvp_peer_may_dial(const struct kvp_peers *peers, const struct sockaddr *addr)
 {
 	static const uint8_t loopback6[16] = { [15] = 1 };

@@ -294,6 +294,17 @@ static void conn_written(uv_write_t *req, int status)
 			     uv_strerror(status));
 }
 
+bool kvp_peer_conn_same_host(const struct kvp_peer_conn *a, const struct kvp_peer_conn *b)
+{
+	struct sockaddr_storage addrs[2] = { 0 };
+	int bytes[2] = { sizeof(addrs[0]), sizeof(addrs[1]) };
+
+	return uv_tcp_getpeername(&a->tcp, (struct sockaddr *)&addrs[0], &bytes[0]) == 0 &&
+	       uv_tcp_getpeername(&b->tcp, (struct sockaddr *)&addrs[1], &bytes[1]) == 0 &&
+	       kvp_peer_same_host((const struct sockaddr *)&addrs[0],
+				  (const struct sockaddr *)&addrs[1]);
+}
+
 uint32_t kvp_peer_conn_unsent(const struct kvp_peer_conn *conn)
 {
 	return (uint32_t)uv_stream_get_write_queue_size((const uv_stream_t *)&conn->tcp);

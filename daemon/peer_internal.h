@@ -105,7 +105,9 @@ void kvp_peer_destroy(struct kvp_peer *peer);
 void kvp_peer_set_state(struct kvp_peer *peer, enum kvp_peer_state state);
 void kvp_peer_set_name(struct kvp_peer *peer, const char *node);
 void kvp_peer_set_timer(struct kvp_peer *peer, uint64_t ns);
-bool kvp_peers_full(const struct kvp_peers *peers);
+/* No room for one more, also not in place of one that has connected and not greeted: that one is
+ * let go. */
+bool kvp_peers_full(struct kvp_peers *peers);
 
 /* peer_addr.c */
 /* Splits "host:port" or "[v6]:port". 0 or -EINVAL. */
@@ -113,6 +115,8 @@ int kvp_peer_split(const char *address, char *host, size_t host_bytes, char *por
 		   size_t port_bytes);
 int kvp_peer_parse_allow(struct kvp_peers *peers, const char *list, char *err, size_t err_bytes);
 bool kvp_peer_allowed(const struct kvp_peers *peers, const struct sockaddr *addr);
+/* Whatever their ports. */
+bool kvp_peer_same_host(const struct sockaddr *a, const struct sockaddr *b);
 /* False: a numeric address beyond loopback; names are judged once they are resolved. */
 bool kvp_peer_may_dial(const struct kvp_peers *peers, const struct sockaddr *addr);
 /* A numeric address; false when `host` is a name. */
@@ -127,6 +131,8 @@ void kvp_peer_accept(struct kvp_peers *peers);
 void kvp_peer_conn_close(struct kvp_peer_conn *conn);
 /* 0; -EMSGSIZE; -ENOBUFS; -ENOMEM; a socket's error. */
 int kvp_peer_conn_send(struct kvp_peer_conn *conn, const Kvp__PeerMsg *msg);
+/* Do both lead to one host? False where that cannot be said. */
+bool kvp_peer_conn_same_host(const struct kvp_peer_conn *a, const struct kvp_peer_conn *b);
 uint32_t kvp_peer_conn_unsent(const struct kvp_peer_conn *conn);
 
 /* peer_session.c */
@@ -145,7 +151,8 @@ void kvp_peer_up(struct kvp_peer *peer);
 
 /* peer_self.c */
 struct kvp_peer *kvp_peer_self_get(struct kvp_peers *peers);
-/* Gives a dialled peer that turned out to be this daemon its twin, and brings it up. */
+/* Gives a dialled peer that turned out to be this daemon, or one that is known to be, its twin, and
+ * brings it up. */
 int kvp_peer_become_self(struct kvp_peer *peer);
 int kvp_peer_self_send(struct kvp_peer *peer, const Kvp__PeerMsg *msg);
 void kvp_peers_on_idle(uv_idle_t *idle);

@@ -13,7 +13,7 @@ int kvp_peer_become_self(struct kvp_peer *peer)
 
 	if (!twin)
 		return -ENOMEM;
-	peers->n_peers -= 2; /* both are in the list; self peers do not count */
+	peers->n_peers -= peer->self ? 1 : 2; /* in the list, but self peers do not count */
 	kvp_peer_conn_close(peer->conn);
 	peer->conn = NULL;
 	peer->self = twin->self = true;

@@ -112,6 +112,13 @@ void kvp_peer_up(struct kvp_peer *peer)
 		peers->events.up(peers->events_arg, peer);
 }
 
+/* Whether the one's word is enough to end the other: the address was reached by a dial, or both
+ * come from one host. Anyone else may say that an address is its own. */
+static bool speaks_for(const struct kvp_peer *by, const struct kvp_peer *peer)
+{
+	return by->outgoing || kvp_peer_conn_same_host(by->conn, peer->conn);
+}
+
 /*
  * Somebody new speaks for an address: sessions of the process that was there before are over,
  * though its sockets may not say so yet. And if we are waiting to dial it again, now is the time.
@@ -128,7 +135,8 @@ static void address_taken(struct kvp_peer *by)
 		if (peer->state == KVP_PEER_BACKOFF && !peer->peers->stopping)
 			kvp_peer_set_timer(peer, 0);
 		else if (peer->state == KVP_PEER_UP &&
-			 memcmp(peer->incarnation, by->incarnation, KVP_INCARNATION_BYTES) != 0)
+			 memcmp(peer->incarnation, by->incarnation, KVP_INCARNATION_BYTES) != 0 &&
+			 speaks_for(by, peer))
 			kvp_peer_end(peer, KVP__STATUS__STATUS_PEER_LOST,
 				     "was started anew: another process answers there");
 	}
@@ -229,6 +237,19 @@ static void heartbeat_send(struct kvp_peer *peer)
 	(void)kvp_peer_send(peer, &msg); /* a failure has ended the session */
 }
 
+/* A transport may end all that two daemons have between them with the endpoints of one session. */
+static bool other_in_use(const struct kvp_peer *peer)
+{
+	const struct kvp_peer *other;
+
+	DL_FOREACH (peer->peers->list, other) {
+		if (other != peer && other->state == KVP_PEER_UP && other->data &&
+		    memcmp(other->incarnation, peer->incarnation, KVP_INCARNATION_BYTES) == 0)
+			return true;
+	}
+	return false;
+}
+
 /* Once per heartbeat while the session is up. */
 static void session_tick(struct kvp_peer *peer)
 {
@@ -252,7 +273,7 @@ static void session_tick(struct kvp_peer *peer)
 		return;
 	}
 	if (peer->outgoing && peer->holders == 0 && config->peer.idle_ns > 0 &&
-	    now - peer->idle_since_ns > config->peer.idle_ns) {
+	    now - peer->idle_since_ns > config->peer.idle_ns && !other_in_use(peer)) {
 		kvp_peer_end(peer, KVP__STATUS__STATUS_OK, "is not needed any more");
 		return;
 	}
@@ -288,7 +309,7 @@ static void session_over(struct kvp_peer *peer)
 		kvp_peer_destroy(peer);
 		return;
 	}
-	if (peers->stopping || peer->self) {
+	if (peers->stopping) {
 		kvp_peer_set_state(peer,
 				   KVP_PEER_BACKOFF); /* without a timer: until the last put */
 		return;
@@ -322,7 +343,10 @@ void kvp_peer_on_timer(uv_timer_t *timer)
 		break;
 	case KVP_PEER_BACKOFF:
 		peer->reconnects++;
-		kvp_peer_dial(peer);
+		if (!peer->self)
+			kvp_peer_dial(peer);
+		else if (kvp_peer_become_self(peer) < 0)
+			kvp_peer_set_timer(peer, retry_delay(peer));
 		break;
 	}
 }

@@ -245,19 +245,26 @@ static void raw_connected(uv_connect_t *req, int status)
 	uv_read_start((uv_stream_t *)&raw->tcp, raw_alloc, raw_read);
 }
 
-static void raw_open(struct raw *raw, const char *address)
+static void raw_open_from(struct raw *raw, const char *from, const char *address)
 {
-	struct sockaddr_in addr;
+	struct sockaddr_in addr, own;
 
 	memset(raw, 0, sizeof(*raw));
 	uv_ip4_addr("127.0.0.1", (int)strtoul(strrchr(address, ':') + 1, NULL, 10), &addr);
 	uv_tcp_init(&loop, &raw->tcp);
 	raw->tcp.data = raw;
 	raw->connect.data = raw;
+	uv_ip4_addr(from, 0, &own);
+	cr_assert_eq(uv_tcp_bind(&raw->tcp, (struct sockaddr *)&own, 0), 0);
 	cr_assert_eq(
 		uv_tcp_connect(&raw->connect, &raw->tcp, (struct sockaddr *)&addr, raw_connected),
 		0);
 	cr_assert(until(&raw->connected, 1));
+}
+
+static void raw_open(struct raw *raw, const char *address)
+{
+	raw_open_from(raw, "127.0.0.1", address);
 }
 
 static void raw_send(struct raw *raw, const void *data, size_t n)
@@ -486,6 +493,56 @@ Test(peer, a_newer_incarnation_ends_the_older_session)
 	node_stop(&a);
 }
 
+/* Another host that claims an address ends nobody's session; whoever is dialled there does. */
+Test(peer, an_address_is_not_taken_by_claiming_it)
+{
+	struct node a = { 0 };
+	struct raw old, other;
+
+	node_start(&a, 1, "127.0.0.1:0");
+	a.config.peer.lost_after_ns = 5000 * MS;
+	raw_open(&old, kvp_peers_address(a.peers));
+	raw_hello(&old, KVP_PROTO_VERSION_MIN, KVP_PROTO_VERSION_MAX, 9, "127.0.0.1:9");
+	cr_assert(until(&a.ups, 1));
+	raw_open_from(&other, "127.0.0.2", kvp_peers_address(a.peers));
+	raw_hello(&other, KVP_PROTO_VERSION_MIN, KVP_PROTO_VERSION_MAX, 10, "127.0.0.1:9");
+	cr_assert(until(&a.ups, 2));
+	run_for(50 * MS);
+	cr_assert_eq(a.downs, 0u);
+	cr_assert_eq(old.eof + other.eof, 0u);
+	raw_close(&old);
+	raw_close(&other);
+	node_stop(&a);
+}
+
+/* An endpoint between two lanes of one daemon may fail as any other. */
+Test(peer, the_self_peer_comes_back)
+{
+	struct node a = { 0 };
+	struct kvp_peer *peer;
+	uint64_t session;
+
+	node_start(&a, 1, "");
+	peer = dial(&a, kvp_peers_address(a.peers));
+	session = kvp_peer_session(peer);
+	for (unsigned i = 1; i < 3; i++) {
+		uint64_t refused;
+
+		kvp_peer_fail(i % 2 ? peer : a.last, KVP__STATUS__STATUS_TRANSPORT, "a test");
+		cr_assert(until(&a.downs, 2 * i));
+		cr_assert_not(kvp_peer_is_up(peer));
+		cr_assert(until(&a.ups, 2 + 2 * i));
+		cr_assert(kvp_peer_is_up(peer));
+		cr_assert_neq(kvp_peer_session(peer), session);
+		cr_assert_eq(kvp_peers_count(a.peers, &refused), 0u);
+		send_go(peer, i, 0);
+		cr_assert(until(&a.messages, i));
+		cr_assert_neq(a.last, peer);
+	}
+	kvp_peer_put(peer);
+	node_stop(&a);
+}
+
 Test(peer, the_allow_list_decides_who_may_connect)
 {
 	struct node a = { 0 };
@@ -520,6 +577,33 @@ Test(peer, sessions_are_limited)
 	node_stop(&a);
 }
 
+/* Whoever has connected and does not greet keeps nobody out. */
+Test(peer, the_silent_make_room)
+{
+	struct node a = { 0 };
+	struct raw silent[2], young;
+	struct kvp_peer *peer;
+
+	kvp_config_defaults(&a.config);
+	a.config.peer.max_sessions = 2;
+	node_start(&a, 1, "127.0.0.1:0");
+	raw_open(&silent[0], kvp_peers_address(a.peers));
+	raw_open(&silent[1], kvp_peers_address(a.peers));
+	raw_open(&young, kvp_peers_address(a.peers));
+	raw_hello(&young, KVP_PROTO_VERSION_MIN, KVP_PROTO_VERSION_MAX, 9, "");
+	cr_assert(until(&a.ups, 1));
+	cr_assert(until(&silent[0].eof, 1));
+	cr_assert_eq(silent[1].eof, 0u);
+	peer = dial(&a, "127.0.0.1:9");
+	cr_assert(until(&silent[1].eof, 1));
+	cr_assert_eq(young.eof, 0u);
+	kvp_peer_put(peer);
+	raw_close(&silent[0]);
+	raw_close(&silent[1]);
+	raw_close(&young);
+	node_stop(&a);
+}
+
 /* Whoever stays longer than a heartbeat without a room is let go; a room calls it again. */
 Test(peer, a_session_that_nobody_needs_is_let_go)
 {
@@ -540,6 +624,32 @@ Test(peer, a_session_that_nobody_needs_is_let_go)
 	cr_assert(strstr(a.why, "not needed"), "%s", a.why);
 	peer = dial(&a, kvp_peers_address(b.peers));
 	cr_assert(until(&a.ups, 2));
+	kvp_peer_put(peer);
+	node_stop(&a);
+	node_stop(&b);
+}
+
+/* The endpoints of one session may be all that a transport has between two daemons. */
+Test(peer, an_idle_session_stays_beside_one_in_use)
+{
+	struct node a = { 0 }, b = { 0 };
+	struct kvp_peer *peer, *idle, *in_use;
+
+	node_start(&a, 1, "127.0.0.1:0");
+	node_start(&b, 2, "127.0.0.1:0");
+	a.config.peer.idle_ns = b.config.peer.idle_ns = 50 * MS;
+	peer = dial(&b, kvp_peers_address(a.peers));
+	cr_assert(until(&a.ups, 1));
+	in_use = a.last;
+	kvp_peer_set_data(in_use, &a);
+	idle = dial(&a, kvp_peers_address(b.peers));
+	cr_assert(until(&a.ups, 2));
+	kvp_peer_put(idle);
+	run_for(200 * MS);
+	cr_assert_eq(a.downs + b.downs, 0u);
+	kvp_peer_set_data(in_use, NULL);
+	cr_assert(until(&a.downs, 1));
+	cr_assert_eq(a.status, KVP__STATUS__STATUS_OK);
 	kvp_peer_put(peer);
 	node_stop(&a);
 	node_stop(&b);
