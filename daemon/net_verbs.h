@@ -540,6 +540,8 @@ void kvp_vb_ep_fail(struct kvp_net_ep *ep, int status, const char *reason);
 /* The best connection with room for so many requests and a message to one of those rails of the
  * peer (a bit each), or NULL. */
 struct kvp_vb_conn *kvp_vb_ep_pick(struct kvp_net_ep *ep, unsigned requests, uint32_t ends);
+/* Has it a way, open or not, to one of those rails of the peer? */
+bool kvp_vb_ep_reaches(const struct kvp_net_ep *ep, uint32_t ends);
 /* A message without a number has come from the receiver. */
 void kvp_vb_ep_synced(struct kvp_vb_conn *conn, const struct kvp_vb_frame *frame,
 		      const uint8_t *bits);

@@ -417,6 +417,15 @@ static int connect_step(struct kvp_net_ep *ep)
 
 /* ---- the turn */
 
+bool kvp_vb_ep_reaches(const struct kvp_net_ep *ep, uint32_t ends)
+{
+	for (unsigned i = 0; i < ep->n_paths; i++) {
+		if (ends >> ep->paths[i].end & 1)
+			return true;
+	}
+	return false;
+}
+
 struct kvp_vb_conn *kvp_vb_ep_pick(struct kvp_net_ep *ep, unsigned requests, uint32_t ends)
 {
 	struct kvp_vb_conn *best = NULL;

@@ -255,10 +255,26 @@ Test(direct_hostile, a_key_without_a_right)
 	struct kvp_wire_want want = begin_tx(raw);
 	struct answers answers = proper(&want);
 
+	memset(answers.window.key, 0x77, sizeof(answers.window.key));
 	answer(raw, &answers);
 	hostile_wait_board(raw, &raw->ep_board, KVP_BOARD_FAILED);
 	cr_assert_eq(raw->ep_board.status, KVP__STATUS__STATUS_PEER_LOST);
 	cr_assert_gt(kvp_fake_look().n_refused, 0);
+	hostile_end_tx(raw);
+	raw_end(raw);
+}
+
+/* One that has keys for none of its rails: no rail will do, however long one waits. */
+Test(direct_hostile, a_window_without_a_key)
+{
+	struct hostile *raw = raw_make();
+	struct kvp_wire_want want = begin_tx(raw);
+	struct answers answers = proper(&want);
+
+	answer(raw, &answers);
+	hostile_wait_board(raw, &raw->ep_board, KVP_BOARD_FAILED);
+	cr_assert_eq(raw->ep_board.status, KVP__STATUS__STATUS_TRANSPORT);
+	cr_assert_eq(kvp_fake_look().n_refused, 0, "something was written");
 	hostile_end_tx(raw);
 	raw_end(raw);
 }
