@@ -27,6 +27,7 @@
 #define LISTEN_FD 3  /* the first that systemd passes */
 /* A turn's share for jobs: no longer than what sessions and peers may have to wait anyway. */
 #define JOBS_NS 2000000
+#define REST_MS 1
 
 static struct kvp_log_limit log_accept = KVP_LOG_LIMIT(10, 10);
 
@@ -299,6 +300,28 @@ void kvp_server_touch(struct kvp_server *server, struct kvp_session *session)
 	LL_PREPEND2(server->touched, session, touched_next);
 }
 
+/* ---- rest */
+
+static void on_rested(uv_timer_t *timer)
+{
+	struct kvp_server *server = timer->data;
+	struct kvp_session *session;
+
+	DL_FOREACH (server->sessions, session) {
+		if (session->resting)
+			kvp_server_touch(server, session);
+		session->resting = false;
+	}
+}
+
+void kvp_server_rest(struct kvp_server *server, struct kvp_session *session)
+{
+	session->resting = true;
+	server->rests++;
+	if (!uv_is_active((uv_handle_t *)&server->rest))
+		(void)uv_timer_start(&server->rest, on_rested, REST_MS, 0); /* as above */
+}
+
 /* ---- jobs */
 
 /* Out of the list: its step or drop may free it. NULL: none. */
@@ -367,9 +390,10 @@ static void start_handles(struct kvp_server *server)
 	(void)uv_timer_init(loop, &server->pause);
 	(void)uv_prepare_init(loop, &server->flush);
 	(void)uv_idle_init(loop, &server->work);
-	server->listener.data = server->pause.data = server->flush.data = server->work.data =
-		server;
-	server->n_handles = 4;
+	(void)uv_timer_init(loop, &server->rest);
+	server->listener.data = server->pause.data = server->flush.data = server;
+	server->work.data = server->rest.data = server;
+	server->n_handles = 5;
 	(void)uv_prepare_start(&server->flush, on_prepare);
 	(void)uv_poll_start(&server->listener, UV_READABLE, on_listener);
 }
@@ -428,6 +452,7 @@ void kvp_server_end_sessions(struct kvp_server *server, const char *why)
 		return;
 	uv_close((uv_handle_t *)&server->flush, on_closed);
 	uv_close((uv_handle_t *)&server->work, on_closed);
+	uv_close((uv_handle_t *)&server->rest, on_closed);
 }
 
 bool kvp_server_idle(const struct kvp_server *server)

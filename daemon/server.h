@@ -37,6 +37,7 @@ struct kvp_server {
 	uv_timer_t pause;             /* runs while accepting rests for want of descriptors */
 	uv_prepare_t flush;           /* writes to touched sessions before the loop sleeps */
 	uv_idle_t work;               /* runs while there are jobs */
+	uv_timer_t rest;              /* runs while sessions rest */
 	uint32_t n_handles;           /* not yet closed */
 	struct kvp_server_job *jobs;  /* owned (utlist) */
 	struct kvp_session *sessions; /* utlist */
@@ -47,7 +48,7 @@ struct kvp_server {
 	uint64_t last_id;
 	/* gauges and counters */
 	uint64_t accepted, refused_limit, refused_policy, accept_pauses, bad_packets, stalls,
-		requests, events, refused_lists, refused_pages;
+		requests, events, refused_lists, refused_pages, rests;
 	uint8_t buffer[KVP_LIMIT_PACKET]; /* of the packet that is being read */
 };
 
@@ -61,6 +62,8 @@ void kvp_server_end_sessions(struct kvp_server *server, const char *why);
 bool kvp_server_idle(const struct kvp_server *server);
 void kvp_server_destroy(struct kvp_server *server);
 
+/* The session is not read for a moment. */
+void kvp_server_rest(struct kvp_server *server, struct kvp_session *session);
 /* Takes it over. */
 void kvp_server_defer(struct kvp_server *server, struct kvp_server_job *job);
 /* The session has something to write. */

@@ -25,7 +25,11 @@
 #endif
 
 /* Packets that one session may have handled before the others get their turn. */
-#define PACKETS_PER_TURN 32
+#define PACKETS_PER_TURN 8
+/* Of the loop's time a session may have half in the long run, and so much at once. One that always
+ * has more to ask would otherwise keep the loop's thread running, and the scheduler would let such
+ * a thread wait when somebody else's request comes. */
+#define SHARE_NS 2000000
 
 static struct kvp_log_limit log_sessions = KVP_LOG_LIMIT(50, 10);
 
@@ -160,7 +164,7 @@ static void on_stall(uv_timer_t *timer)
 static bool wants_input(const struct kvp_session *session)
 {
 	return session->n_replies + session->n_pending < KVP_SESSION_BACKLOG &&
-	       !session->end_after_flush && !session->looking;
+	       !session->end_after_flush && !session->looking && !session->resting;
 }
 
 static void on_socket(uv_poll_t *handle, int status, int events);
@@ -204,21 +208,44 @@ static bool read_one(struct kvp_session *session)
 	return session->state != KVP_SESSION_ENDING;
 }
 
+static void read_some(struct kvp_session *session)
+{
+	int n = 0;
+
+	while (n < PACKETS_PER_TURN && wants_input(session) &&
+	       session->state != KVP_SESSION_ENDING && read_one(session))
+		n++;
+}
+
+/* What it has had of the loop since `from_ns` counts, what has passed before is half forgotten. */
+static void account(struct kvp_session *session, uint64_t from_ns)
+{
+	uint64_t forgotten = (from_ns - session->read_ns) / 2, now_ns = kvp_core_now_ns();
+
+	session->taken_ns -= KVP_MIN(session->taken_ns, forgotten);
+	session->taken_ns += now_ns - from_ns;
+	session->read_ns = from_ns;
+	if (session->taken_ns > SHARE_NS)
+		kvp_server_rest(session->core->server, session);
+}
+
 static void on_socket(uv_poll_t *handle, int status, int events)
 {
 	struct kvp_session *session = handle->data;
 	bool hung_up = status < 0 || (events & UV_DISCONNECT);
+	uint64_t from_ns = kvp_core_now_ns();
 
 	if (events & UV_WRITABLE)
 		kvp_session_flush(session);
-	for (int i = 0;
-	     i < PACKETS_PER_TURN && wants_input(session) && session->state != KVP_SESSION_ENDING;
-	     i++) {
-		if (!read_one(session))
-			break;
+	if (hung_up && session->resting) {
+		session->resting = false; /* what it has sent is read */
+		events |= UV_READABLE;    /* was not asked for */
 	}
+	read_some(session);
 	if (session->state == KVP_SESSION_ENDING)
 		return;
+	if (!hung_up)
+		account(session, from_ns);
 	/* What it sent before it closed has been read, or can never be answered. */
 	if (hung_up && (!wants_input(session) || !(events & UV_READABLE))) {
 		kvp_session_end(session, "it closed the connection");
@@ -349,7 +376,7 @@ struct kvp_session *kvp_session_create(struct kvp_core *core, int fd, uint64_t i
 	session->owner.id = id;
 	session->owner.uid = cred.uid;
 	session->owner.changed = on_changed;
-	session->created_ns = kvp_core_now_ns();
+	session->created_ns = session->read_ns = kvp_core_now_ns();
 	session->refusal = refusal;
 	(void)snprintf(session->refusal_text, sizeof(session->refusal_text), "%s", refusal_text);
 	admit(session);

@@ -65,6 +65,8 @@ struct kvp_session {
 	bool looking; /* a display is being made for it, and until then nothing else is read */
 	uint32_t bad_in_row;
 	uint64_t n_requests, n_bad, n_events;
+	bool resting;               /* not read for a moment: it takes more than its share */
+	uint64_t taken_ns, read_ns; /* of the loop, as far as it still counts; last counted */
 
 	struct kvp_session *prev, *next; /* the server's (utlist) */
 	struct kvp_session *touched_next;

@@ -4,7 +4,9 @@
  * kind of request with all of them there, what an object takes of memory, what a quiet client
  * notices of one that floods, and how the daemon gets over a lack of descriptors and of memory.
  *
- *     load [--small]      few of each, no timing: only what must be so
+ *     load                all of it
+ *     load --small        few of each, no timing: only what must be so
+ *     load --fairness     only what a quiet client notices of others, with few rooms
  */
 
 #include <errno.h>
@@ -58,7 +60,7 @@ static struct peers *peers;
 static struct client clients[CLIENTS_MAX];
 static struct times times[KINDS];
 static uint32_t n_clients = CLIENTS_MAX, n_rooms = 50000, n_peers = 256, n_samples = SAMPLES;
-static bool small;
+static bool small, only_fairness;
 static int pool_fd;
 static uint64_t next_room = 1;
 
@@ -652,9 +654,9 @@ static void print_fairness(struct times *t)
 static void fairness(void)
 {
 	struct times t[BESIDES] = { 0 };
-	uint32_t n = small ? 10 : 400;
+	uint32_t n = small ? 10 : 400, rounds = small ? 1 : 5;
 
-	for (int round = 0; round < (small ? 1 : 5); round++) {
+	for (uint32_t round = 0; round < rounds; round++) {
 		quiet(&t[ALONE], n);
 		quiet_beside(&t[BURNER], n, burn, 0);
 		quiet_beside(&t[FLOODER], n, flood, 5 * n);
@@ -777,7 +779,8 @@ int main(int argc, char **argv)
 	void *map;
 
 	small = argc > 1 && !strcmp(argv[1], "--small");
-	if (small) {
+	only_fairness = argc > 1 && !strcmp(argv[1], "--fairness");
+	if (small || only_fairness) {
 		n_clients = 8;
 		n_rooms = 400;
 		n_peers = 8;
@@ -797,11 +800,15 @@ int main(int argc, char **argv)
 	RIG_REQUIRE(kvp_memory_create("pool", POOL_PAGES * PAGE * ROW, &pool_fd, &map) == 0);
 	peers = peers_start(n_peers);
 	fill();
-	list_among_passing();
-	measure();
+	if (!only_fairness) {
+		list_among_passing();
+		measure();
+	}
 	fairness();
-	no_descriptors();
-	no_memory();
+	if (!only_fairness) {
+		no_descriptors();
+		no_memory();
+	}
 	finish();
 	peers_stop(peers);
 	rig_end(&rig);
