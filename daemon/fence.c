@@ -30,6 +30,7 @@ static void hand_over(struct kvp_fence *fence, struct kvp_order_fence **orders)
 		struct kvp_fence_part *part = &fence->parts[i];
 		struct kvp_order_fence *order = KVP_TAKE(orders[i]);
 
+		assert(order);
 		kvp_board_init(&part->board, KVP_BOARD_FENCE, fence->id);
 		part->fence = fence;
 		order->order.type = KVP_ORDER_FENCE_ADD;

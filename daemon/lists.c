@@ -44,8 +44,10 @@ static int append(struct kvp_list *list, const uint32_t *pages, uint32_t n, uint
 
 	if (r < 0)
 		return r;
-	if (n > 0)
+	if (n > 0) {
+		assert(list->pages);
 		memcpy(list->pages + list->n, pages, (size_t)n * sizeof(*pages));
+	}
 	list->n += n;
 	return 0;
 }

@@ -120,7 +120,7 @@ static int add_send(struct kvp_vb_conn *conn, const struct kvp_vb_frame *frame, 
 	};
 
 	memcpy(buffer, frame, sizeof(*frame));
-	if (frame->hdr_bytes)
+	if (hdr) /* NULL: of no bytes */
 		memcpy(buffer + sizeof(*frame), hdr, frame->hdr_bytes);
 	if (request.sge[0].length <= conn->inline_bytes)
 		request.flags = IBV_SEND_INLINE;

@@ -5,6 +5,7 @@
  * the session that they came on, since their destination offers again on the next one.
  */
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -57,6 +58,7 @@ static void parked_unlink(struct kvp_rooms *rooms, struct kvp_room_parked *parke
 {
 	struct kvp_room_parking *parking = parking_find(rooms, &parked->key);
 
+	assert(parking); /* as long as it has one */
 	LL_DELETE2(parking->first, parked, knext);
 	DL_DELETE(rooms->parked, parked);
 	rooms->n_parked--;

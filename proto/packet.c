@@ -27,7 +27,7 @@ int kvp_packet_send(int fd, const void *buf, size_t len, const int *fds, size_t 
 
 		hdr.msg_control = control.bytes;
 		hdr.msg_controllen = CMSG_SPACE(sizeof(int) * n_fds);
-		cmsg = CMSG_FIRSTHDR(&hdr);
+		cmsg = &control.align; /* the first */
 		cmsg->cmsg_level = SOL_SOCKET;
 		cmsg->cmsg_type = SCM_RIGHTS;
 		cmsg->cmsg_len = CMSG_LEN(sizeof(int) * n_fds);
