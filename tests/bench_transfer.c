@@ -6,7 +6,8 @@
  * trips it cannot avoid; a chunk with many open rooms against one with few; fairness of senders;
  * idle wake-ups.
  *
- * usage: bench_transfer [landing] [packed] [local] [latency] [rooms] [fair] [idle]      (none: all)
+ * usage: bench_transfer [landing] [packed] [local] [latency] [rooms] [fair] [idle] [sums] (none:
+ * all)
  */
 
 #include <cjson/cJSON.h>
@@ -42,6 +43,7 @@ enum { STAGE_READY, STAGE_GO, STAGE_DONE, STAGE_FIRST, STAGE_COUNT = 16 };
 static struct results {
 	double secs[PAIRS], stream[PAIRS];
 	double small[2][SMALL_CHUNKS];
+	double turns[2][PAIRS];
 	uint64_t raw_rows, pieces;
 } * results;
 
@@ -156,8 +158,24 @@ static kvp_room_id expect_room(struct kvp_client *client, const struct job *job,
 	return id;
 }
 
-/* One prompt after the other to n_dests destinations; times from the first submit to all delivered.
- */
+/* Sends the prompt of a ready room: seconds from the first submit to all delivered. */
+static double send_prompt(struct kvp_client *client, const struct job *job, kvp_room_id id,
+			  const uint32_t *pages)
+{
+	uint32_t chunks = 0;
+	double start = kvp_base_now(), secs;
+
+	for (uint32_t at = 0; at < job->tokens; at += CHUNK, chunks++)
+		submit(client, id, pages, at, KVP_MIN(CHUNK, job->tokens - at),
+		       at + CHUNK >= job->tokens);
+	RIG_REQUIRE(!kvp_room_wait_delivered(client, id, chunks, SECS * 1000));
+	secs = kvp_base_now() - start;
+	RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, SECS).complete);
+	kvp_room_forget(client, id);
+	return secs;
+}
+
+/* One prompt after the other to n_dests destinations. */
 static void prefill(void *arg)
 {
 	struct job *job = arg;
@@ -175,20 +193,11 @@ static void prefill(void *arg)
 	rig_pages(pages, n_pages - 1, 1, n_pages, 7);
 	for (uint32_t rep = 0; rep < job->reps; rep++) {
 		kvp_room_id id = open_room(client, job, pool.id, 100 + rep);
-		uint32_t chunks = 0;
-		double start;
 
 		RIG_REQUIRE(!rig_await(client, id, KVP_WAIT_READY, SECS).failed);
 		if (job->paired)
 			RIG_REQUIRE(!kvp_base_stream_run(&stream, &results->stream[rep]));
-		start = kvp_base_now();
-		for (uint32_t at = 0; at < job->tokens; at += CHUNK, chunks++)
-			submit(client, id, pages, at, KVP_MIN(CHUNK, job->tokens - at),
-			       at + CHUNK >= job->tokens);
-		RIG_REQUIRE(!kvp_room_wait_delivered(client, id, chunks, SECS * 1000));
-		results->secs[rep] = kvp_base_now() - start;
-		RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, SECS).complete);
-		kvp_room_forget(client, id);
+		results->secs[rep] = send_prompt(client, job, id, pages);
 		rig_stage_set(job->rig, STAGE_DONE, rep + 1);
 	}
 	if (job->paired)
@@ -250,6 +259,72 @@ static double run_prompts(uint32_t tokens, const char *config, enum where where)
 	return kvp_base_median(results->secs, send.reps);
 }
 
+/* Prompts of the same source in two worlds in turns, first in one, then in the other. */
+static void prefill_turns(void *arg)
+{
+	struct worlds *worlds = arg;
+	const struct job *job = &worlds->send[0];
+	uint32_t n_pages = (uint32_t)KVP_DIV_UP(job->tokens, PAGE) + 1;
+	KVP_CLEANUP(kvp_freep) uint32_t *pages = calloc(n_pages, sizeof(*pages));
+	struct kvp_client *clients[2];
+	struct rig_pool pools[2];
+
+	pool_of(&pools[0], job, n_pages, 1);
+	pools[1] = pools[0];
+	for (uint32_t w = 0; w < 2; w++) {
+		clients[w] = rig_client(worlds->send[w].own, "prefill");
+		pool_register(&pools[w], clients[w]);
+	}
+	rig_pages(pages, n_pages - 1, 1, n_pages, 7);
+	for (uint32_t turn = 0; turn < 2 * job->reps; turn++) {
+		uint32_t rep = turn / 2, w = (turn + rep) % 2;
+		kvp_room_id id = open_room(clients[w], job, pools[w].id, 100 + rep);
+
+		RIG_REQUIRE(!rig_await(clients[w], id, KVP_WAIT_READY, SECS).failed);
+		results->turns[w][rep] = send_prompt(clients[w], job, id, pages);
+		rig_stage_set(worlds->send[w].rig, STAGE_DONE, rep + 1);
+	}
+	for (uint32_t w = 0; w < 2; w++)
+		kvp_client_close(clients[w]);
+}
+
+/* Of the prompts in the second world to those in the first, by turns; leaves the medians. */
+static double run_turns(uint32_t tokens, const char *const configs[2], bool local, double *medians)
+{
+	struct rig rigs[2];
+	struct worlds worlds = { .n = 2 };
+	struct job receive[2];
+	double ratios[PAIRS];
+
+	for (uint32_t w = 0; w < 2; w++) {
+		struct job *send = &worlds.send[w];
+
+		*send = (struct job){ .rig = &rigs[w],
+				      .tokens = tokens,
+				      .n_dests = DESTS,
+				      .layers = LAYERS,
+				      .row = ROW,
+				      .reps = PAIRS };
+		rig_begin(&rigs[w]);
+		send->own = rig_daemon_start(&rigs[w], "prefill", configs[w]);
+		receive[w] = *send;
+		if (!local)
+			receive[w].own = rig_daemon_start(&rigs[w], "decode", configs[w]);
+		receive[w].other = send->own;
+		rig_rank_start(&rigs[w], "decode", decode, &receive[w]);
+	}
+	rig_rank_start(&rigs[0], "prefill", prefill_turns, &worlds);
+	for (uint32_t w = 0; w < 2; w++) {
+		rig_ranks_join(&rigs[w], SECS);
+		rig_end(&rigs[w]);
+		rig_remove(&rigs[w]);
+		medians[w] = kvp_base_median(results->turns[w], PAIRS);
+	}
+	for (uint32_t i = 0; i < PAIRS; i++)
+		ratios[i] = results->turns[1][i] / results->turns[0][i];
+	return kvp_base_median(ratios, PAIRS);
+}
+
 /* Of a plain stream to a prompt, each prompt with the stream before it: what the machine does
  * besides falls on both. Leaves the prompt's and the stream's medians too. */
 static double run_pairs(uint32_t tokens, double *packed, double *stream)
@@ -281,6 +356,25 @@ static void bench_landing(void)
 		       gigabytes(&job) * 1e3, landing * 1e3, gigabytes(&job) / landing,
 		       stream * 1e3, ratio);
 		fflush(stdout);
+	}
+}
+
+static void bench_sums(void)
+{
+	static const char *const configs[2] = { NULL, "[data]\nchecksum = on\n" };
+
+	puts("data.checksum: the same prompts in turns without and with sums");
+	puts("tokens  way      without ms  with ms  with/without");
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(prompts); i++) {
+		for (uint32_t local = 0; local < 2; local++) {
+			double medians[2];
+			double ratio = run_turns(prompts[i], configs, local != 0, medians);
+
+			printf("%6u  %-7s  %10.2f  %7.2f  %12.2f\n", prompts[i],
+			       local ? "local" : "landing", medians[0] * 1e3, medians[1] * 1e3,
+			       ratio);
+			fflush(stdout);
+		}
 	}
 }
 
@@ -721,7 +815,7 @@ int main(int argc, char **argv)
 	} sections[] = {
 		{ "landing", bench_landing }, { "packed", bench_packed }, { "local", bench_local },
 		{ "latency", bench_latency }, { "rooms", bench_rooms },   { "fair", bench_fair },
-		{ "idle", bench_idle },
+		{ "idle", bench_idle },       { "sums", bench_sums },
 	};
 
 	results = mmap(NULL, sizeof(*results), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,

@@ -24,7 +24,7 @@
 #define INDEX_SCALE 4u
 #define SECS 20
 
-#define DAEMON "[host]\nslots = 8\nslot_bytes = 256k\n"
+#define DAEMON "[host]\nslots = 8\nslot_bytes = 256k\n[data]\nchecksum = required\n"
 
 /* Stages that the ranks of a scenario wait for. */
 enum { PUBLISHED, EXPECTED, PREFILL_DONE, DECODE_DONE };

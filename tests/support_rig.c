@@ -88,8 +88,9 @@ void rig_begin(struct rig *rig)
 	rig->stages = map;
 }
 
-/* KVP_TEST_NET=verbs, or ucx: over RDMA, prefill's daemons on rxe1, all others on rxe2; with
- * KVP_TEST_RAILS=2 also on rxe3 and rxe4. KVP_TEST_MODE: how it moves. */
+/* KVP_TEST_CHECKSUM=on, required: sums. KVP_TEST_NET=verbs, or ucx: over RDMA, prefill's daemons on
+ * rxe1, all others on rxe2; with KVP_TEST_RAILS=2 also on rxe3 and rxe4. KVP_TEST_MODE: how it
+ * moves. */
 static void transport_configure(const struct rig_daemon *daemon, FILE *file)
 {
 	const char *net = getenv("KVP_TEST_NET"), *mode = getenv("KVP_TEST_MODE");
@@ -117,6 +118,8 @@ static void daemon_configure(const struct rig_daemon *daemon, const char *path, 
 		daemon->address[0] ? daemon->address : "127.0.0.1:0",
 		daemon->timing ? daemon->timing : "heartbeat = 200ms\nlost_after = 3s\n");
 	transport_configure(daemon, file);
+	if (getenv("KVP_TEST_CHECKSUM"))
+		fprintf(file, "[data]\nchecksum = %s\n", getenv("KVP_TEST_CHECKSUM"));
 	fprintf(file, "%s", extra ? extra : "");
 	RIG_REQUIRE(fclose(file) == 0);
 }
