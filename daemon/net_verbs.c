@@ -403,7 +403,7 @@ static void fill_rail(const struct kvp_vb_rail *rail, struct kvp_net_rail *out)
 		.port = nic->port,
 		.number = nic->number,
 		.gid_index = nic->down ? 0 : (uint16_t)nic->gid_index,
-		.mtu = nic->down ? 0 : (uint16_t)(128u << nic->mtu),
+		.mtu = (uint16_t)(nic->down ? 0 : 128u << nic->mtu),
 		.connecting = rail->n_by_state[KVP_VB_CONNECTING],
 		.open = rail->n_by_state[KVP_VB_OPEN],
 		.failed = rail->n_by_state[KVP_VB_FAILED],

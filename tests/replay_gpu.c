@@ -227,6 +227,8 @@ static void counts_add_up(const struct rig_daemon *daemon)
 		all += sum;
 	}
 	RIG_REQUIRE(all > 0, "%s", json);
+	/* Sums that are asked for and cannot be are counted. */
+	RIG_REQUIRE(!strstr(json, "\"unchecked_gpu\"") == !getenv("KVP_TEST_CHECKSUM"), "%s", json);
 	cJSON_Delete(status);
 	free(json);
 	kvp_client_close(client);
@@ -266,6 +268,12 @@ static void landing_chunks(struct rig *rig)
 
 static void landing_mixed(struct rig *rig)
 {
+	transfer(rig, false, DEVICE_IPC, DEVICE_NONE);
+}
+
+static void landing_without_sums(struct rig *rig)
+{
+	RIG_REQUIRE(setenv("KVP_TEST_CHECKSUM", "on", 1) == 0); /* of this scenario's process */
 	transfer(rig, false, DEVICE_IPC, DEVICE_NONE);
 }
 
@@ -841,6 +849,7 @@ int main(int argc, char **argv)
 		{ "landing", landing_ipc },
 		{ "landing, chunks", landing_chunks },
 		{ "landing, to the host", landing_mixed },
+		{ "landing, without sums", landing_without_sums },
 		{ "local", local_ipc },
 		{ "one daemon, GPU to host", lanes_to_host },
 		{ "one daemon, host to GPU", lanes_from_host },
