@@ -315,6 +315,31 @@ static bool pair_key_next(struct pair_key *last, struct pair_key key)
 
 #define KVP_PAIR_KEY_NONE ((struct pair_key){ UINT32_MAX, UINT32_MAX, UINT32_MAX })
 
+#define PAIR_KEYS (KVP_LIMIT_GROUPS * KVP_LIMIT_GROUPS * 2u) /* blobs have no pairs */
+
+_Static_assert(KVP_CLASS_BLOB == 2, "two classes have rows");
+
+/* Rows by key: keys may come in any order, and each is looked at once. */
+struct rows_memo {
+	uint64_t known[PAIR_KEYS / 64];
+	uint64_t rows[PAIR_KEYS];
+};
+
+/* Where the rows of a key are kept; *fresh: they are the caller's to find. */
+static uint64_t *memo_rows(struct rows_memo *memo, struct pair_key key, bool *fresh)
+{
+	uint32_t idx = (key.src_group * KVP_LIMIT_GROUPS + key.dst_group) * 2 + key.klass;
+
+	*fresh = !(memo->known[idx / 64] >> (idx % 64) & 1);
+	memo->known[idx / 64] |= UINT64_C(1) << (idx % 64);
+	return &memo->rows[idx];
+}
+
+static void memo_clear(struct rows_memo *memo)
+{
+	memset(memo->known, 0, sizeof(memo->known));
+}
+
 void kvp_leg_sides(const struct kvp_leg_geom *leg, const struct kvp_pair *pair,
 		   struct kvp_side *src, struct kvp_side *dst)
 {
@@ -375,19 +400,32 @@ uint64_t kvp_leg_rows(const struct kvp_leg_geom *leg, const struct kvp_pair *pai
 
 /* ---- pieces */
 
+static uint64_t pair_worst(const struct kvp_leg_geom *leg, const struct kvp_pair *pair,
+			   uint64_t tokens)
+{
+	struct kvp_side src, dst;
+
+	kvp_leg_sides(leg, pair, &src, &dst);
+	return kvp_rows_worst(&src, &dst, tokens);
+}
+
 uint64_t kvp_piece_worst(const struct kvp_leg_geom *leg, uint64_t tokens)
 {
 	struct pair_key last = KVP_PAIR_KEY_NONE;
 	uint64_t rows = 0, bytes = 0;
+	struct rows_memo memo;
 
+	memo_clear(&memo);
 	for (uint32_t i = 0; i < leg->n_pairs; i++) {
 		const struct kvp_pair *pair = &leg->pairs[i];
 
 		if (pair_key_next(&last, pair_key(leg, pair))) {
-			struct kvp_side src, dst;
+			bool fresh;
+			uint64_t *known = memo_rows(&memo, last, &fresh);
 
-			kvp_leg_sides(leg, pair, &src, &dst);
-			rows = kvp_rows_worst(&src, &dst, tokens);
+			if (fresh)
+				*known = pair_worst(leg, pair, tokens);
+			rows = *known;
 		}
 		bytes += KVP_ALIGN_UP(rows * pair->bytes, (uint64_t)KVP_LAYOUT_ALIGN);
 	}
@@ -425,16 +463,24 @@ uint64_t kvp_piece_layout(const struct kvp_leg_geom *leg, const uint64_t *src_ma
 {
 	struct pair_key last = KVP_PAIR_KEY_NONE;
 	uint64_t rows = 0, end = 0;
+	struct rows_memo memo;
 	uint32_t n = 0;
 
+	memo_clear(&memo);
 	for (uint32_t i = 0; i < leg->n_pairs; i++) {
 		const struct kvp_pair *pair = &leg->pairs[i];
 		uint64_t offset = KVP_ALIGN_UP(end, (uint64_t)KVP_LAYOUT_ALIGN);
 
 		if (!kvp_mask_has(src_mask, pair->src_entry))
 			continue;
-		if (pair_key_next(&last, pair_key(leg, pair)))
-			rows = kvp_leg_rows(leg, pair, start, tokens);
+		if (pair_key_next(&last, pair_key(leg, pair))) {
+			bool fresh;
+			uint64_t *known = memo_rows(&memo, last, &fresh);
+
+			if (fresh)
+				*known = kvp_leg_rows(leg, pair, start, tokens);
+			rows = *known;
+		}
 		if (!rows)
 			continue;
 
@@ -463,12 +509,16 @@ struct contributors {
 	uint8_t group[KVP_MAX_SENDERS];
 };
 
+#define COVERAGE_GOOD 16u
+
 struct coverage {
 	const struct kvp_need *need;
 	const struct kvp_leg_geom *legs;
 	uint32_t n_legs;
 	uint32_t next[KVP_MAX_SENDERS]; /* by leg: its first pair that ends past what was tested */
-	struct contributors good;       /* the last that were found right */
+	struct contributors good[COVERAGE_GOOD]; /* the last that were found right */
+	uint32_t next_good;
+	uint64_t steps; /* taken so far */
 	struct refusal to;
 };
 
@@ -578,8 +628,19 @@ static struct kvp_range need_range(const struct coverage *cov, const struct stre
 	return clip(first, cov->need->end, 0, UINT64_MAX);
 }
 
+/* Counts the steps of what is about to be looked at. */
+static int stretch_steps(struct coverage *cov, const struct stretch *s, uint64_t steps)
+{
+	cov->steps = add_sat(cov->steps, steps);
+	if (cov->steps <= KVP_COVERAGE_STEPS_MAX)
+		return 0;
+	return stretch_refuse(cov, s,
+			      "turns that meet too late: %" PRIu64 " steps to compare, at most %u",
+			      cov->steps, KVP_COVERAGE_STEPS_MAX);
+}
+
 /* Contributor k shares no needed position with those before it. */
-static int stretch_disjoint(const struct coverage *cov, const struct stretch *s,
+static int stretch_disjoint(struct coverage *cov, const struct stretch *s,
 			    const struct kvp_side *sides, const uint32_t *leg, uint32_t k)
 {
 	struct kvp_side dst = need_side(cov, s);
@@ -587,10 +648,15 @@ static int stretch_disjoint(const struct coverage *cov, const struct stretch *s,
 
 	for (uint32_t i = 0; i < k; i++) {
 		uint32_t a = cov->legs[leg[i]].sender, b = cov->legs[leg[k]].sender;
+		int r;
 
 		if (kvp_plan_check(&sides[i], &sides[k], 0, 0))
 			return stretch_refuse(cov, s, "turns of senders %u and %u do not match", a,
 					      b);
+		r = stretch_steps(cov, s,
+				  kvp_rows_clash_steps(&sides[i], &sides[k], &dst, range.tokens));
+		if (r)
+			return r;
 		if (kvp_rows_clash(&sides[i], &sides[k], &dst, range.start, range.tokens))
 			return stretch_refuse(cov, s, "both sender %u and sender %u send them", a,
 					      b);
@@ -599,7 +665,7 @@ static int stretch_disjoint(const struct coverage *cov, const struct stretch *s,
 }
 
 /* Every position that the destination needs of these bytes is held by exactly one contributor. */
-static int stretch_check(const struct coverage *cov, const struct stretch *s,
+static int stretch_check(struct coverage *cov, const struct stretch *s,
 			 const struct contributors *who)
 {
 	struct kvp_side dst = need_side(cov, s);
@@ -616,13 +682,23 @@ static int stretch_check(const struct coverage *cov, const struct stretch *s,
 		return stretch_refuse(cov, s, "no sender sends them");
 
 	for (uint32_t k = 0; k < n; k++) {
-		int r = stretch_disjoint(cov, s, sides, leg, k);
+		int r = stretch_steps(cov, s, kvp_rows_count_steps(&sides[k], &dst));
 
+		if (!r)
+			r = stretch_disjoint(cov, s, sides, leg, k);
 		if (r)
 			return r;
 		sum += kvp_rows_count(&sides[k], &dst, range.start, range.tokens);
 	}
 	return sum == rows ? 0 : stretch_refuse_sum(cov, s, leg, n, sum, rows);
+}
+
+static bool known_good(const struct coverage *cov, const struct contributors *who)
+{
+	for (uint32_t i = 0; i < COVERAGE_GOOD; i++)
+		if (!memcmp(who, &cov->good[i], sizeof(*who)))
+			return true;
+	return false;
 }
 
 int kvp_coverage_check(const struct kvp_need *need, const struct kvp_leg_geom *legs,
@@ -632,7 +708,8 @@ int kvp_coverage_check(const struct kvp_need *need, const struct kvp_leg_geom *l
 
 	assert(n_legs <= KVP_MAX_SENDERS);
 	cov.to = (struct refusal){ err, err_bytes };
-	cov.good.dst_group = UINT32_MAX;
+	for (uint32_t i = 0; i < COVERAGE_GOOD; i++)
+		cov.good[i].dst_group = UINT32_MAX;
 	for (uint32_t i = 0; i < need->n_entries; i++) {
 		struct stretch s = { .entry = i };
 
@@ -643,12 +720,12 @@ int kvp_coverage_check(const struct kvp_need *need, const struct kvp_leg_geom *l
 			int r;
 
 			stretch_collect(&cov, &s, &who);
-			if (!memcmp(&who, &cov.good, sizeof(who)))
+			if (known_good(&cov, &who))
 				continue;
 			r = stretch_check(&cov, &s, &who);
 			if (r)
 				return r;
-			cov.good = who;
+			cov.good[cov.next_good++ % COVERAGE_GOOD] = who;
 		}
 	}
 	return 0;

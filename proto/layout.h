@@ -190,6 +190,12 @@ struct kvp_need {
 };
 
 /*
+ * A coverage check that takes more steps than this is refused. Ends whose turns fit each other at
+ * all stay far below; what a client or a peer can say has no other limit.
+ */
+#define KVP_COVERAGE_STEPS_MAX (1u << 20)
+
+/*
  * Tests that the senders' legs together send each byte of each needed row exactly once. Legs have
  * passed kvp_leg_check() and share the destination `need`; at most KVP_MAX_SENDERS. 0; or -EINVAL
  * with the first entry, layer, byte range and senders where it fails.

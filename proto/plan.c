@@ -386,26 +386,72 @@ static bool clash_walk(struct kvp_side a, struct kvp_side b, const struct kvp_ow
 	return false;
 }
 
+/* Of what two ends share, the third asks only within the tokens until all three repeat. */
+static uint64_t clash_tokens(const struct kvp_own own[3], uint64_t tokens)
+{
+	uint64_t period = own_period(&own[0], &own[1]), all;
+
+	if (__builtin_mul_overflow(period / gcd(period, own[2].cycle), own[2].cycle, &all))
+		return tokens;
+	return KVP_MIN(tokens, all);
+}
+
+/* Whether one follows the turns of another, or owns everything: that leaves a question of two. */
+static bool clash_of_two(const struct kvp_own own[3], int *of)
+{
+	for (int i = 0; i < 3; i++) {
+		*of = i;
+		if (own[i].ranks == 1 || own_same_turns(&own[i], &own[(i + 1) % 3]))
+			return true;
+	}
+	return false;
+}
+
 bool kvp_rows_clash(const struct kvp_side *a, const struct kvp_side *b, const struct kvp_side *dst,
 		    uint64_t start, uint64_t tokens)
 {
 	const struct kvp_own own[] = { own_of(a), own_of(b), own_of(dst) };
-	uint64_t period, all;
+	const struct kvp_own *x, *y, *z;
+	int i;
 
-	/* What follows the turns of another, or owns everything, leaves a question of two. */
-	for (int i = 0; i < 3; i++) {
-		const struct kvp_own *x = &own[i], *y = &own[(i + 1) % 3], *z = &own[(i + 2) % 3];
+	if (!clash_of_two(own, &i))
+		return clash_walk(*a, *b, &own[2], start, clash_tokens(own, tokens));
 
-		if (x->ranks == 1)
-			return both_count(y, z, start, tokens) > 0;
-		if (own_same_turns(x, y))
-			return x->rank == y->rank && both_count(y, z, start, tokens) > 0;
+	x = &own[i];
+	y = &own[(i + 1) % 3];
+	z = &own[(i + 2) % 3];
+	return (x->ranks == 1 || x->rank == y->rank) && both_count(y, z, start, tokens) > 0;
+}
+
+static uint64_t both_steps(const struct kvp_own *a, const struct kvp_own *b)
+{
+	return own_kind(a, b) == OWN_MIXED && a->ranks > 1 && b->ranks > 1 ? own_steps(a, b) : 1;
+}
+
+uint64_t kvp_rows_count_steps(const struct kvp_side *src, const struct kvp_side *dst)
+{
+	struct kvp_own a = own_of(src), b = own_of(dst);
+
+	return both_steps(&a, &b);
+}
+
+uint64_t kvp_rows_clash_steps(const struct kvp_side *a, const struct kvp_side *b,
+			      const struct kvp_side *dst, uint64_t tokens)
+{
+	const struct kvp_own own[] = { own_of(a), own_of(b), own_of(dst) };
+	int i;
+
+	if (clash_of_two(own, &i)) {
+		const struct kvp_own *x = &own[i], *y = &own[(i + 1) % 3];
+
+		return x->ranks == 1 || x->rank == y->rank ? both_steps(y, &own[(i + 2) % 3]) : 1;
 	}
 
-	period = own_period(&own[0], &own[1]);
-	if (!__builtin_mul_overflow(period / gcd(period, own[2].cycle), own[2].cycle, &all))
-		tokens = KVP_MIN(tokens, all);
-	return clash_walk(*a, *b, &own[2], start, tokens);
+	tokens = clash_tokens(own, tokens);
+	if (own_kind(&own[0], &own[1]) == OWN_EVEN)
+		return tokens / own_period(&own[0], &own[1]) + 1;
+	/* A run ends where a turn of either does: pages are whole turns. */
+	return tokens / own[0].cycle + tokens / own[1].cycle + both_steps(&own[0], &own[1]) + 2;
 }
 
 /* ---- runs */

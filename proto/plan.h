@@ -91,9 +91,16 @@ uint64_t kvp_rows_count(const struct kvp_side *src, const struct kvp_side *dst, 
  */
 uint64_t kvp_rows_worst(const struct kvp_side *src, const struct kvp_side *dst, uint64_t tokens);
 
+/* How many steps kvp_rows_count() may take for these ends: 1 .. KVP_PLAN_STEPS_MAX. */
+uint64_t kvp_rows_count_steps(const struct kvp_side *src, const struct kvp_side *dst);
+
 /* True if a position in [start, start + tokens) is held by both `a` and `b` and owned by `dst`. */
 bool kvp_rows_clash(const struct kvp_side *a, const struct kvp_side *b, const struct kvp_side *dst,
 		    uint64_t start, uint64_t tokens);
+
+/* How many steps that may take, which three ends with different turns leave without a limit. */
+uint64_t kvp_rows_clash_steps(const struct kvp_side *a, const struct kvp_side *b,
+			      const struct kvp_side *dst, uint64_t tokens);
 
 /* Rows in position order, within one page on each side: row k is at slot + k * step. */
 struct kvp_run {

@@ -487,6 +487,28 @@ Test(layout, coverage_names_what_is_wrong)
 	coverage_expect(&w, "entry 1, layer 7, bytes 8 to 16: senders 10,11 send 6 of 10 rows");
 }
 
+/* Three ends that any two of can be planned, but that meet again only after a very long time. */
+Test(layout, coverage_that_takes_too_long)
+{
+	static struct world w;
+	char err[KVP_PLAN_ERR_BYTES];
+
+	halves_make(&w);
+	w.src[0][0] = w.src[1][0] = w.dst[1];
+	w.dst_sides[0] = (struct kvp_side){ .page = 5, .dcp_size = 199, .interleave = 5 };
+	w.src_sides[0][0] = (struct kvp_side){ .page = 2, .dcp_size = 509, .interleave = 2 };
+	w.src_sides[1][0] = (struct kvp_side){ .page = 3, .dcp_size = 337, .interleave = 3 };
+	w.src_sides[1][0].dcp_rank = 200;
+	leg_make(&w, 0, 1, NULL);
+	leg_make(&w, 1, 1, NULL);
+	cr_assert(!checked(&w, err));
+	cr_assert(strstr(err, "rows"), "%s", err); /* it has looked */
+	w.need.end = KVP_POS_MAX;
+	cr_assert(!checked(&w, err));
+	cr_assert(strstr(err, "turns that meet too late"), "%s", err);
+	cr_assert(strstr(err, "at most 1048576"), "%s", err);
+}
+
 /* 64 senders, one DCP rank each, of a pool with many entries. */
 Test(layout, coverage_by_64_ranks)
 {
