@@ -206,7 +206,7 @@ struct kvp_room_parked {
 	struct kvp_room_key key;             /* of the sender it is for */
 	struct kvp_room_parked *prev, *next; /* all, oldest first */
 	struct kvp_room_parked *knext;       /* same sender */
-	uint64_t since_ns;
+	uint64_t since_ns, bytes;            /* bytes: of the message, as it came */
 	bool ended; /* complete there without this sender, which sends nothing and opens late */
 };
 
@@ -228,7 +228,13 @@ struct kvp_room_note {
 struct kvp_room_peer {
 	struct kvp_dleg *dlegs;
 	struct kvp_sleg *slegs;
+	uint32_t n_parked;
+	uint64_t parked_bytes;
 };
+
+/* Bytes of all offers that may be parked at a time; one peer may have half of that, as of their
+ * number. */
+#define KVP_PARKED_BYTES (UINT64_C(256) << 20)
 
 /* An accept that a test point keeps. */
 struct kvp_room_kept {
@@ -256,6 +262,7 @@ struct kvp_rooms {
 	struct kvp_map parking;
 	struct kvp_room_parked *parked;
 	uint32_t n_parked;
+	uint64_t parked_bytes;
 	uint64_t ended_at_ns; /* when the first of the ended ones goes; UINT64_MAX: none */
 	struct kvp_room_note *notes;
 	uint32_t n_notes;
@@ -379,6 +386,9 @@ Kvp__PeerMsg *kvp_room_copy_msg(const Kvp__PeerMsg *msg);
 
 /* room_peer.c */
 /* 0 or -ENOMEM. */
+/* NULL: no memory. Dropped again once it is empty. */
+struct kvp_room_peer *kvp_room_peer_data(struct kvp_peer *peer);
+void kvp_room_peer_drop_empty(struct kvp_peer *peer);
 int kvp_room_peer_add_dleg(struct kvp_dleg *leg);
 int kvp_room_peer_add_sleg(struct kvp_sleg *leg);
 /* Out of the list; a destination's hold ends too. */

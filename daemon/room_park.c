@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Offers that came before their sender's open: bounded by limits.max_parked_offers, dropped with
- * the session that they came on, since their destination offers again on the next one.
+ * Offers that came before their sender's open: bounded by limits.max_parked_offers and by their
+ * bytes, of which one peer may have half each, dropped with the session that they came on, since
+ * their destination offers again on the next one.
  */
 
 #include <assert.h>
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -57,11 +59,16 @@ static void parking_drop_empty(struct kvp_rooms *rooms, struct kvp_room_parking 
 static void parked_unlink(struct kvp_rooms *rooms, struct kvp_room_parked *parked)
 {
 	struct kvp_room_parking *parking = parking_find(rooms, &parked->key);
+	struct kvp_room_peer *data = kvp_peer_data(parked->peer);
 
-	assert(parking); /* as long as it has one */
+	assert(parking && data); /* as long as they have one */
 	LL_DELETE2(parking->first, parked, knext);
 	DL_DELETE(rooms->parked, parked);
 	rooms->n_parked--;
+	rooms->parked_bytes -= parked->bytes;
+	data->n_parked--;
+	data->parked_bytes -= parked->bytes;
+	kvp_room_peer_drop_empty(parked->peer);
 	parking_drop_empty(rooms, parking);
 }
 
@@ -96,42 +103,85 @@ static void drop_older(struct kvp_rooms *rooms, const struct kvp_peer *peer,
 	}
 }
 
+/* Is there room for one more of that peer? If not, `text` says why. */
+static bool park_room(const struct kvp_rooms *rooms, const struct kvp_room_peer *data,
+		      uint64_t bytes, char *text, size_t text_bytes)
+{
+	const uint32_t most = rooms->config->limits.max_parked_offers;
+	bool peers = data && (data->n_parked >= KVP_DIV_UP(most, 2u) ||
+			      data->parked_bytes + bytes > KVP_PARKED_BYTES / 2);
+
+	if (!peers && rooms->n_parked < most && rooms->parked_bytes + bytes <= KVP_PARKED_BYTES)
+		return true;
+	(void)snprintf(text, text_bytes,
+		       "parked offers%s: %u of %llu bytes, limit %slimits.max_parked_offers %u and "
+		       "%llu bytes",
+		       peers ? " of this peer" : "", peers ? data->n_parked : rooms->n_parked,
+		       (unsigned long long)(peers ? data->parked_bytes : rooms->parked_bytes),
+		       peers ? "half of " : "", most,
+		       (unsigned long long)KVP_PARKED_BYTES / (peers ? 2 : 1));
+	return false;
+}
+
+/* A parked offer in no list yet. */
+static struct kvp_room_parked *parked_make(struct kvp_peer *peer, const Kvp__PeerMsg *msg,
+					   uint64_t bytes)
+{
+	const Kvp__Leg *leg = msg->offer->leg;
+	struct kvp_room_parked *parked = calloc(1, sizeof(*parked));
+
+	if (!parked)
+		return NULL;
+	parked->msg = kvp_room_copy_msg(msg);
+	if (!parked->msg) {
+		free(parked);
+		return NULL;
+	}
+	parked->peer = peer;
+	parked->key = (struct kvp_room_key){ leg->room, leg->sender, false };
+	parked->bytes = bytes;
+	parked->since_ns = kvp_room_now();
+	return parked;
+}
+
+static int park(struct kvp_rooms *rooms, struct kvp_peer *peer, const Kvp__PeerMsg *msg,
+		uint64_t bytes)
+{
+	struct kvp_room_parked *parked = parked_make(peer, msg, bytes);
+	struct kvp_room_parking *parking = parked ? parking_get(rooms, &parked->key) : NULL;
+	struct kvp_room_peer *data = parking ? kvp_room_peer_data(peer) : NULL;
+
+	if (!data) {
+		if (parking)
+			parking_drop_empty(rooms, parking);
+		if (parked)
+			parked_free(parked);
+		return -ENOMEM;
+	}
+	LL_APPEND2(parking->first, parked, knext);
+	DL_APPEND(rooms->parked, parked);
+	rooms->n_parked++;
+	rooms->parked_bytes += bytes;
+	data->n_parked++;
+	data->parked_bytes += bytes;
+	return 0;
+}
+
 void kvp_park_offer(struct kvp_rooms *rooms, struct kvp_peer *peer, const Kvp__PeerMsg *msg)
 {
 	const Kvp__Leg *leg = msg->offer->leg;
 	const struct kvp_room_key key = { leg->room, leg->sender, false };
-	struct kvp_room_parked *parked;
-	struct kvp_room_parking *parking;
-	char text[96];
+	uint64_t bytes = protobuf_c_message_get_packed_size(&msg->base);
+	char text[160];
 
 	drop_older(rooms, peer, &key, leg->dest);
-	if (rooms->n_parked >= rooms->config->limits.max_parked_offers) {
+	if (!park_room(rooms, kvp_peer_data(peer), bytes, text, sizeof(text))) {
 		rooms->stats.refused_offers++;
-		(void)snprintf(text, sizeof(text),
-			       "parked offers: %u, limit limits.max_parked_offers %u",
-			       rooms->n_parked, rooms->config->limits.max_parked_offers);
 		kvp_room_abort_leg(peer, leg, KVP__STATUS__STATUS_LIMIT, text, true);
 		return;
 	}
-	parked = calloc(1, sizeof(*parked));
-	parking = parking_get(rooms, &key);
-	if (parked)
-		parked->msg = kvp_room_copy_msg(msg);
-	if (!parked || !parking || !parked->msg) {
-		if (parking)
-			parking_drop_empty(rooms, parking);
-		if (parked)
-			kvp_peer_free(parked->msg);
-		free(parked);
+	if (park(rooms, peer, msg, bytes) < 0)
 		kvp_room_abort_leg(peer, leg, KVP__STATUS__STATUS_NO_MEMORY, "no memory", true);
-		return;
-	}
-	parked->peer = peer;
-	parked->key = key;
-	parked->since_ns = kvp_room_now();
-	LL_APPEND2(parking->first, parked, knext);
-	DL_APPEND(rooms->parked, parked);
-	rooms->n_parked++;
 }
 
 /* An offer that the sender cannot serve any more, since it has failed over one before. */

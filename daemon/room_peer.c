@@ -11,7 +11,7 @@
 /* ---- legs of a peer ----------------------------------------------------------------------------
  */
 
-static struct kvp_room_peer *peer_data(struct kvp_peer *peer)
+struct kvp_room_peer *kvp_room_peer_data(struct kvp_peer *peer)
 {
 	struct kvp_room_peer *data = kvp_peer_data(peer);
 
@@ -23,11 +23,11 @@ static struct kvp_room_peer *peer_data(struct kvp_peer *peer)
 	return data;
 }
 
-static void peer_data_drop_empty(struct kvp_peer *peer)
+void kvp_room_peer_drop_empty(struct kvp_peer *peer)
 {
 	struct kvp_room_peer *data = kvp_peer_data(peer);
 
-	if (!data || data->dlegs || data->slegs)
+	if (!data || data->dlegs || data->slegs || data->n_parked)
 		return;
 	kvp_peer_set_data(peer, NULL);
 	free(data);
@@ -35,7 +35,7 @@ static void peer_data_drop_empty(struct kvp_peer *peer)
 
 int kvp_room_peer_add_dleg(struct kvp_dleg *leg)
 {
-	struct kvp_room_peer *data = peer_data(leg->peer);
+	struct kvp_room_peer *data = kvp_room_peer_data(leg->peer);
 
 	if (!data)
 		return -ENOMEM;
@@ -45,7 +45,7 @@ int kvp_room_peer_add_dleg(struct kvp_dleg *leg)
 
 int kvp_room_peer_add_sleg(struct kvp_sleg *leg)
 {
-	struct kvp_room_peer *data = peer_data(leg->peer);
+	struct kvp_room_peer *data = kvp_room_peer_data(leg->peer);
 
 	if (!data)
 		return -ENOMEM;
@@ -64,7 +64,7 @@ void kvp_room_peer_drop_dleg(struct kvp_dleg *leg)
 	if (leg->prev) /* else the peer's memory ran out before it was listed */
 		DL_DELETE(data->dlegs, leg);
 	leg->prev = leg->next = NULL;
-	peer_data_drop_empty(peer);
+	kvp_room_peer_drop_empty(peer);
 	kvp_peer_put(peer);
 }
 
@@ -77,7 +77,7 @@ void kvp_room_peer_drop_sleg(struct kvp_sleg *leg)
 		return;
 	data = kvp_peer_data(peer);
 	DL_DELETE(data->slegs, leg);
-	peer_data_drop_empty(peer);
+	kvp_room_peer_drop_empty(peer);
 }
 
 void kvp_room_abort_leg(struct kvp_peer *peer, const Kvp__Leg *leg, Kvp__Status status,
@@ -168,12 +168,13 @@ static Kvp__Status lost_status(Kvp__Status status)
 static void on_down(void *arg, struct kvp_peer *peer, Kvp__Status status, const char *why)
 {
 	struct kvp_rooms *rooms = arg;
-	struct kvp_room_peer *data = kvp_peer_data(peer);
+	struct kvp_room_peer *data;
 	struct kvp_dleg *dleg, *dtmp;
 	struct kvp_sleg *sleg, *stmp;
 
 	kvp_park_drop_peer(rooms, peer);
 	kvp_rooms_drop_kept(rooms, peer);
+	data = kvp_peer_data(peer); /* not before: it may have been kept by what was parked */
 	if (!data)
 		return;
 	DL_FOREACH_SAFE (data->dlegs, dleg, dtmp) {

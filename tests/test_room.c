@@ -600,6 +600,29 @@ Test(room, parked_offers_are_limited)
 	cr_assert_eq(stats.parked_offers, 0u);
 }
 
+/* Nobody parks so many that others cannot. */
+Test(room, one_peer_parks_half)
+{
+	struct sr_expect expect;
+
+	a.config.limits.max_parked_offers = 3;
+	local_pair();
+	for (uint32_t i = 1; i <= 3; i++) {
+		expect = expect_one(i);
+		expect.handle = expect.room = i;
+		expect.end = 8;
+		expect.n_pages = 1;
+		expect.pages = &dst_more[i];
+		expect_ok(&expect);
+	}
+	SR_UNTIL(&a, NULL, a.ends[3].released);
+	cr_assert_eq(a.ends[3].status, ST(LIMIT));
+	cr_assert(strstr(a.ends[3].reason, "of this peer: 2 "), "%s", a.ends[3].reason);
+	cr_assert(strstr(a.ends[3].reason, "half of limits.max_parked_offers 3"), "%s",
+		  a.ends[3].reason);
+	cr_assert_not(a.ends[1].released || a.ends[2].released);
+}
+
 /* ---- chunks ------------------------------------------------------------------------------------
  */
 
