@@ -25,7 +25,10 @@
 #include "proto/sums.h"
 #include "proto/wire.h"
 
-#define KVP_LANE_RX_PIECES 8192u
+/* Wants that a lane holds, and pieces of one endpoint that have landed and were not told yet: a
+ * peer that wants and never reads an answer must not take all. */
+#define KVP_LANE_RX_PIECES 32768u
+#define KVP_LANE_UNTOLD 4096u
 #define KVP_LANE_TX_BITS 12u /* of a cookie: which piece */
 #define KVP_LANE_TX_PIECES (1u << KVP_LANE_TX_BITS)
 #define KVP_LANE_LATE 256u
@@ -164,7 +167,8 @@ struct kvp_link {
 	uint32_t wants_queued;
 	uint32_t runs_out;            /* RUNS messages of pieces that have not landed */
 	struct kvp_rx_piece *telling; /* granted; its RUNS are not all sent */
-	struct kvp_rx_pieces landed;  /* LANDED to be sent */
+	struct kvp_rx_pieces landed;  /* [n_landed] LANDED to be sent */
+	uint32_t n_landed;
 	struct kvp_rx_pieces at_risk; /* slots that the peer may still write into */
 	struct kvp_rx_legs refusals;  /* REFUSE to be sent */
 	struct kvp_rx_legs rx_legs;   /* all that answer here */

@@ -12,7 +12,7 @@
 
 /* Sends that may be alive at once: of the whole net, and of one endpoint, so that a peer that has
  * stopped reading cannot take the room of the others. */
-#define KVP_UCX_SENDS 1024u
+#define KVP_UCX_SENDS 65536u
 #define KVP_UCX_SENDS_PER_EP 256u
 /* Rendezvous receives that may be alive at once; more are dropped. */
 #define KVP_UCX_RECVS 256u
@@ -83,6 +83,7 @@ struct kvp_net {
 	struct kvp_ucx_sends free_sends, live_sends, done_sends;
 	struct kvp_ucx_recvs free_recvs, live_recvs;
 	struct kvp_ucx_send *sends; /* owned, KVP_UCX_SENDS of them */
+	uint32_t n_sends;           /* used so far: those behind were never touched */
 	struct kvp_ucx_recv *recvs; /* owned, KVP_UCX_RECVS of them */
 	struct kvp_net_stats stats;
 	/* Memory of a device that is sent from and landed in. */

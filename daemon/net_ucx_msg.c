@@ -44,10 +44,13 @@ static struct kvp_ucx_send *send_take(struct kvp_net *net, struct kvp_net_ep *ep
 {
 	struct kvp_ucx_send *send = TAILQ_FIRST(&net->free_sends);
 
-	if (!send || ep->n_sends >= KVP_UCX_SENDS_PER_EP)
+	if (ep->n_sends >= KVP_UCX_SENDS_PER_EP || (!send && net->n_sends == KVP_UCX_SENDS))
 		return NULL;
 
-	TAILQ_REMOVE(&net->free_sends, send, link);
+	if (send)
+		TAILQ_REMOVE(&net->free_sends, send, link);
+	else
+		send = &net->sends[net->n_sends++];
 	send->ep = ep;
 	ep->n_sends++;
 	net->stats.pending++;
@@ -219,8 +222,6 @@ int kvp_ucx_msg_init(struct kvp_net *net)
 	if (!net->sends || !net->recvs)
 		return -ENOMEM;
 
-	for (size_t i = 0; i < KVP_UCX_SENDS; i++)
-		TAILQ_INSERT_TAIL(&net->free_sends, &net->sends[i], link);
 	for (size_t i = 0; i < KVP_UCX_RECVS; i++) {
 		net->recvs[i].net = net;
 		TAILQ_INSERT_TAIL(&net->free_recvs, &net->recvs[i], link);

@@ -190,8 +190,10 @@ static void leg_drop(struct kvp_rx_leg *leg)
 	while ((piece = TAILQ_FIRST(&leg->order))) {
 		TAILQ_REMOVE(&leg->order, piece, order);
 		leg->n_order--;
-		if (piece->state == KVP_RX_LANDED && !piece->told && leg->link)
+		if (piece->state == KVP_RX_LANDED && !piece->told && leg->link) {
 			TAILQ_REMOVE(&leg->link->landed, piece, queue);
+			leg->link->n_landed--;
+		}
 		piece_drop(leg, piece);
 	}
 	kvp_rx_share_forget(leg);
@@ -210,6 +212,7 @@ static void leg_untell(struct kvp_rx_leg *leg)
 		if (piece->leg != leg)
 			continue;
 		TAILQ_REMOVE(&leg->link->landed, piece, queue);
+		leg->link->n_landed--;
 		kvp_rx_piece_put(leg->rx->lane, piece);
 	}
 }
@@ -572,10 +575,18 @@ static bool window_full(struct kvp_rx_leg *leg)
 	struct kvp_lane *lane = leg->rx->lane;
 	uint32_t most = KVP_MAX(lane->config.wants_per_session, KVP_WIRE_EP_WANTS);
 
-	if (leg->n_order < KVP_WIRE_LEG_WINDOW && leg->link->wants_queued < most)
+	if (leg->n_order < KVP_WIRE_LEG_WINDOW && leg->link->wants_queued < most &&
+	    leg->link->n_landed < KVP_LANE_UNTOLD)
 		return false;
 
 	lane->counts.want_refused++;
+	if (leg->link->n_landed >= KVP_LANE_UNTOLD) {
+		kvp_rx_fail(leg->rx, KVP__STATUS__STATUS_LIMIT,
+			    "sender %u: a want, but %u answers that its peer does not read, at "
+			    "most %u",
+			    leg->sender, leg->link->n_landed, KVP_LANE_UNTOLD);
+		return true;
+	}
 	kvp_rx_fail(leg->rx, KVP__STATUS__STATUS_LIMIT,
 		    "sender %u: want beyond %u of its leg or %u of its session", leg->sender,
 		    KVP_WIRE_LEG_WINDOW, most);

@@ -520,6 +520,7 @@ void kvp_rx_landed(struct kvp_rx_piece *piece)
 	kvp_rx_blob_landed(rx, piece);
 	piece->state = KVP_RX_LANDED;
 	TAILQ_INSERT_TAIL(&leg->link->landed, piece, queue);
+	leg->link->n_landed++;
 	lane->counts.pieces_landed++;
 	lane->counts.bytes_landed += piece->bytes;
 	kvp_board_add(&board->pieces, 1);
@@ -555,6 +556,7 @@ uint32_t kvp_rx_answers(struct kvp_link *link)
 		if (kvp_link_send(link, &msg, sizeof(msg)) < 0)
 			return n;
 		TAILQ_REMOVE(&link->landed, piece, queue);
+		link->n_landed--;
 		piece->told = true;
 		if (piece->passed)
 			kvp_rx_piece_put(lane, piece);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/lane_impl.h"
 #include "daemon/net_ucx.h"
 #include "proto/kvpack.pb-c.h"
 #include "tests/support_hostile.h"
@@ -280,6 +281,33 @@ Test(lane_hostile, wants_beyond_the_window)
 	cr_assert_eq(board->status, KVP__STATUS__STATUS_LIMIT, "%s", board->text);
 	raw_end_rx(raw);
 	cr_assert_eq(lt_status(raw->lane).want_refused, 1);
+	hostile_end(raw);
+}
+
+/* Chunks without bytes land at once and take no place in a window: but who reads no answer to them
+ * gets no more. */
+Test(lane_hostile, answers_that_nobody_reads)
+{
+	struct hostile *raw = raw_make();
+	struct kvp_board *board = &raw->room.dests[0].board;
+	struct kvp_wire_want want;
+
+	raw_begin_rx(raw);
+	want = raw->want;
+	want.tokens = want.bytes = want.last = 0;
+	want.kind = KVP_WIRE_EMPTY;
+	want.pieces = 1;
+	memset(want.entry_set, 0, sizeof(want.entry_set));
+	lt_hold(raw->lane, KVP_HOLD_LANDED, true);
+	for (uint32_t i = 0; i <= KVP_LANE_UNTOLD; i++) {
+		want.seq = i;
+		peer_send(raw, &want, sizeof(want), 0);
+	}
+	hostile_wait_board(raw, board, KVP_BOARD_FAILED);
+	cr_assert_eq(board->status, KVP__STATUS__STATUS_LIMIT, "%s", board->text);
+	cr_assert(strstr(board->text, "4096 answers"), "%s", board->text);
+	lt_hold(raw->lane, KVP_HOLD_LANDED, false);
+	raw_end_rx(raw);
 	hostile_end(raw);
 }
 
