@@ -297,7 +297,8 @@ static int list_all(struct kvp_nic *nics, const struct kvp_nic_wish *wish, char 
 	if (list)
 		ibv_free_device_list(list);
 	if (n_devices == 0)
-		(void)snprintf(err, err_bytes, "this machine has no RDMA device");
+		(void)snprintf(err, err_bytes, "this machine has no RDMA device%s%s",
+			       wish->devices[0] ? ", nor " : "", wish->devices);
 	else if (n == 0 && err[0] == '\0')
 		(void)snprintf(err, err_bytes, "no RDMA device%s%s among %d",
 			       wish->devices[0] ? " " : "", wish->devices, n_devices);
