@@ -515,8 +515,8 @@ static void decode_run(void *arg)
 /* ---- whole engines -------------------------------------------------------------------------- */
 
 struct layout {
-	uint32_t prefill_tp, decode_tp, dcp, stages;
-	uint32_t prefill_daemons, decode_daemons;
+	uint32_t prefill_tp, decode_tp, dcp;
+	uint32_t stages, prefill_daemons, decode_daemons; /* 0: one */
 	bool early;
 	bool state; /* all prefill ranks have state that decode needs, one of them sends the rows */
 };
@@ -567,13 +567,17 @@ static void layout_prefill(struct rig *rig, const struct layout *lay, const stru
 }
 
 /* Starts daemons and ranks, and waits for a request to be served. */
-static void layout_play(struct rig *rig, const struct layout *lay, const struct request *req)
+static void layout_play(struct rig *rig, struct layout *lay, const struct request *req)
 {
-	struct prefill *prefill = calloc((size_t)lay->prefill_tp * lay->stages, sizeof(*prefill));
+	struct prefill *prefill;
 	struct decode *decode = calloc(lay->decode_tp, sizeof(*decode));
 	char name[32];
 	uint32_t i;
 
+	lay->stages = KVP_MAX(lay->stages, 1u);
+	lay->prefill_daemons = KVP_MAX(lay->prefill_daemons, 1u);
+	lay->decode_daemons = KVP_MAX(lay->decode_daemons, 1u);
+	prefill = calloc((size_t)lay->prefill_tp * lay->stages, sizeof(*prefill));
 	RIG_REQUIRE(prefill && decode);
 	for (i = 0; i < lay->prefill_daemons + lay->decode_daemons; i++) {
 		snprintf(name, sizeof(name), "%s%u", i < lay->prefill_daemons ? "p" : "d", i);
@@ -604,74 +608,62 @@ static void layout_play(struct rig *rig, const struct layout *lay, const struct 
 static void tp4_to_tp4_dcp4(struct rig *rig)
 {
 	layout_play(rig,
-		    &(struct layout){ .prefill_tp = 4,
-				      .decode_tp = 4,
-				      .dcp = 4,
-				      .stages = 1,
-				      .prefill_daemons = 1,
-				      .decode_daemons = 1 },
+		    &(struct layout){
+			    .prefill_tp = 4,
+			    .decode_tp = 4,
+			    .dcp = 4,
+		    },
 		    &(struct request){ .room = 41, .generation = 1, .end = 1501, .chunk = 512 });
 }
 
 static void tp8_to_tp4_dummies(struct rig *rig)
 {
 	layout_play(rig,
-		    &(struct layout){ .prefill_tp = 8,
-				      .decode_tp = 4,
-				      .dcp = 4,
-				      .stages = 1,
-				      .prefill_daemons = 1,
-				      .decode_daemons = 1 },
+		    &(struct layout){
+			    .prefill_tp = 8,
+			    .decode_tp = 4,
+			    .dcp = 4,
+		    },
 		    &(struct request){ .room = 42, .generation = 1, .end = 777, .chunk = 256 });
 }
 
 static void tp4_to_tp2_sharded_state(struct rig *rig)
 {
 	layout_play(rig,
-		    &(struct layout){ .prefill_tp = 4,
-				      .decode_tp = 2,
-				      .dcp = 2,
-				      .stages = 1,
-				      .prefill_daemons = 1,
-				      .decode_daemons = 1,
-				      .state = true },
+		    &(struct layout){ .prefill_tp = 4, .decode_tp = 2, .dcp = 2, .state = true },
 		    &(struct request){ .room = 50, .generation = 1, .end = 777, .chunk = 256 });
 }
 
 static void tp2_to_tp8_shared_dcp_ranks(struct rig *rig)
 {
 	layout_play(rig,
-		    &(struct layout){ .prefill_tp = 2,
-				      .decode_tp = 8,
-				      .dcp = 4,
-				      .stages = 1,
-				      .prefill_daemons = 1,
-				      .decode_daemons = 1 },
+		    &(struct layout){
+			    .prefill_tp = 2,
+			    .decode_tp = 8,
+			    .dcp = 4,
+		    },
 		    &(struct request){ .room = 43, .generation = 1, .end = 801, .chunk = 400 });
 }
 
 static void two_stages_on_two_daemons(struct rig *rig)
 {
 	layout_play(rig,
-		    &(struct layout){ .prefill_tp = 2,
-				      .decode_tp = 2,
-				      .dcp = 2,
-				      .stages = 2,
-				      .prefill_daemons = 2,
-				      .decode_daemons = 1 },
+		    &(struct layout){
+			    .prefill_tp = 2,
+			    .decode_tp = 2,
+			    .dcp = 2,
+			    .stages = 2,
+			    .prefill_daemons = 2,
+		    },
 		    &(struct request){ .room = 44, .generation = 1, .end = 1111, .chunk = 320 });
 }
 
 static void decode_on_two_daemons(struct rig *rig)
 {
-	layout_play(rig,
-		    &(struct layout){ .prefill_tp = 1,
-				      .decode_tp = 4,
-				      .dcp = 4,
-				      .stages = 1,
-				      .prefill_daemons = 1,
-				      .decode_daemons = 2 },
-		    &(struct request){ .room = 45, .generation = 1, .end = 1400, .chunk = 512 });
+	layout_play(
+		rig,
+		&(struct layout){ .prefill_tp = 1, .decode_tp = 4, .dcp = 4, .decode_daemons = 2 },
+		&(struct request){ .room = 45, .generation = 1, .end = 1400, .chunk = 512 });
 }
 
 static void one_daemon_for_both(struct rig *rig)
@@ -695,14 +687,7 @@ static void cached_prefix(struct rig *rig)
 	/* W is 64: decode holds 3 virtual pages; prefill holds 4 pages more and sends them early.
 	 */
 	layout_play(
-		rig,
-		&(struct layout){ .prefill_tp = 4,
-				  .decode_tp = 4,
-				  .dcp = 4,
-				  .stages = 1,
-				  .prefill_daemons = 1,
-				  .decode_daemons = 1,
-				  .early = true },
+		rig, &(struct layout){ .prefill_tp = 4, .decode_tp = 4, .dcp = 4, .early = true },
 		&(struct request){
 			.room = 47, .generation = 1, .prefix = 192, .end = 1000, .chunk = 304 });
 }
@@ -710,12 +695,11 @@ static void cached_prefix(struct rig *rig)
 static void full_prefix_hit(struct rig *rig)
 {
 	layout_play(rig,
-		    &(struct layout){ .prefill_tp = 2,
-				      .decode_tp = 2,
-				      .dcp = 2,
-				      .stages = 1,
-				      .prefill_daemons = 1,
-				      .decode_daemons = 1 },
+		    &(struct layout){
+			    .prefill_tp = 2,
+			    .decode_tp = 2,
+			    .dcp = 2,
+		    },
 		    &(struct request){
 			    .room = 48, .generation = 1, .prefix = 320, .end = 320, .chunk = 304 });
 }
