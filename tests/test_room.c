@@ -874,6 +874,18 @@ Test(room, an_open_that_does_not_come_times_out)
 		  "%s", a.ends[1].reason);
 }
 
+Test(room, a_request_cannot_lengthen_a_timer)
+{
+	struct sr_open open = { .handle = 2, .room = 7, .timers.open_ms = 3600000 };
+
+	a.config.timers.open_ns = 100 * SR_MS;
+	local_pair();
+	cr_assert_eq(sr_open(&a, &src, &open), OK, "%s", a.err);
+	SR_UNTIL(&a, NULL, a.ends[2].released);
+	cr_assert_eq(a.ends[2].status, ST(TIMEOUT));
+	cr_assert(strstr(a.ends[2].reason, "within 0.1 s"), "%s", a.ends[2].reason);
+}
+
 Test(room, a_lease_ends_or_is_renewed_or_declined)
 {
 	struct sr_open open = {
