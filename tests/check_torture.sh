@@ -55,7 +55,7 @@ foreign() # what these archives want and do not have, without what compilers put
 	comm -23 <(nm -u "$@" 2>/dev/null | awk '$1 == "U" { print $2 }' | sort -u) \
 		<(nm --defined-only "$@" 2>/dev/null | awk 'NF == 3 { print $3 }' | sort -u) |
 		sed -E 's/^__([a-z_]+)_chk$/\1/; s/^__isoc[0-9]+_//' |
-		grep -vE '^(__(asan|ubsan|tsan|sanitizer|stack_chk|errno|ctype|tls|sched|cxa|libc|gcov|llvm|start|stop)|_GLOBAL_OFFSET|kvp_move_)' | sort -u
+		grep -vE '^(__(asan|ubsan|tsan|sanitizer|stack_chk|errno|ctype|tls|sched|cxa|libc|popcount|gcov|llvm|start|stop)|_GLOBAL_OFFSET|kvp_move_)' | sort -u
 }
 
 bad=0

@@ -71,7 +71,14 @@ void sr_init(struct sr_node *node, uv_loop_t *loop, uint8_t id)
 	(void)snprintf(node->owner.name, sizeof(node->owner.name), "client%u", id);
 }
 
-void sr_start(struct sr_node *node, const struct kvp_net_ops *net)
+static void close_wake(struct sr_node *node)
+{
+	kvp_inbox_fini(&node->inbox);
+	uv_close((uv_handle_t *)&node->wake, NULL);
+	(void)uv_run(node->loop, UV_RUN_NOWAIT);
+}
+
+bool sr_try_start(struct sr_node *node, const struct kvp_net_ops *net)
 {
 	struct kvp_lane_config lane = {
 		.name = "host",
@@ -81,6 +88,8 @@ void sr_start(struct sr_node *node, const struct kvp_net_ops *net)
 		.wants_per_session = node->config.limits.max_wants,
 		.net = net,
 		.interface = "lo",
+		.verbs = node->verbs,
+		.mode = node->mode,
 		.loop = &node->inbox,
 	};
 	struct kvp_peers_config peers = { node->loop, &node->config, node->incarnation, node->lanes,
@@ -93,12 +102,21 @@ void sr_start(struct sr_node *node, const struct kvp_net_ops *net)
 	must(uv_async_init(node->loop, &node->wake, on_wake) == 0, "uv_async_init");
 	node->wake.data = node;
 	kvp_inbox_init(&node->inbox, on_wake_push, &node->wake);
-	must(kvp_lane_start(&node->lanes[0], &lane, node->err, sizeof(node->err)) == 0, node->err);
+	if (kvp_lane_start(&node->lanes[0], &lane, node->err, sizeof(node->err)) < 0) {
+		close_wake(node);
+		return false;
+	}
 	must(kvp_peers_create(&node->peers, &peers, node->err, sizeof(node->err)) == 0, node->err);
 	rooms.peers = node->peers;
 	must(kvp_rooms_create(&node->rooms, &rooms) == 0, "kvp_rooms_create");
 	node->pools =
 		(struct kvp_pools){ .config = &node->config, .lanes = node->lanes, .n_lanes = 1 };
+	return true;
+}
+
+void sr_start(struct sr_node *node, const struct kvp_net_ops *net)
+{
+	must(sr_try_start(node, net), node->err);
 }
 
 static void read_event(struct sr_node *node, struct kvp_room *room)
@@ -202,10 +220,8 @@ void sr_stop(struct sr_node *node)
 	kvp_peers_destroy(node->peers);
 	kvp_lane_stop(node->lanes[0]);
 	(void)kvp_inbox_take(&node->inbox);
-	kvp_inbox_fini(&node->inbox);
 	kvp_lists_clear(&node->lists);
-	uv_close((uv_handle_t *)&node->wake, NULL);
-	(void)uv_run(node->loop, UV_RUN_NOWAIT);
+	close_wake(node);
 }
 
 /* ---- pools ------------------------------------------------------------------------------------
@@ -480,12 +496,14 @@ Kvp__Status sr_abort(struct sr_node *node, uint64_t handle)
 	return kvp_rooms_abort(node->rooms, &node->owner, &msg, node->err);
 }
 
-static void on_recalled(void *arg, uint64_t request, Kvp__Status status, uint32_t from)
+static void on_recalled(void *arg, uint64_t request, Kvp__Status status, uint32_t from,
+			const char *text)
 {
 	struct sr_node *node = KVP_CONTAINER_OF(arg, struct sr_node, owner);
 
 	(void)request;
 	node->recalls++;
+	must(status == KVP__STATUS__STATUS_OK || text[0], "a recall fails without a word");
 	node->recall_status = status;
 	node->recall_from = from;
 }

@@ -42,7 +42,9 @@ struct sr_node {
 	struct kvp_lists lists;
 	struct sr_end ends[SR_HANDLES]; /* by handle */
 	uint32_t next_list, next_pool;
-	bool deaf; /* events are not read */
+	bool deaf;                                /* events are not read */
+	const struct kvp_net_verbs_config *verbs; /* borrowed; for that transport */
+	uint32_t mode;                            /* enum kvp_data_mode */
 	char err[256];
 	Kvp__Status recall_status;
 	uint32_t recall_from, recalls;
@@ -52,6 +54,9 @@ struct sr_node {
 void sr_init(struct sr_node *node, uv_loop_t *loop, uint8_t id);
 /* `net` (NULL: local mode only): with a data transport and a listening port. */
 void sr_start(struct sr_node *node, const struct kvp_net_ops *net);
+/* The same where the lane may fail to start: false, with the reason in `err`, and nothing is left.
+ */
+bool sr_try_start(struct sr_node *node, const struct kvp_net_ops *net);
 /* Lets go of everything and runs the loop until it is gone. Pools are freed. */
 void sr_stop(struct sr_node *node);
 /* Runs the loop once, at most a few milliseconds, and reads events. */
