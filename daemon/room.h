@@ -74,8 +74,10 @@ struct kvp_room_fence {
 Kvp__Status kvp_rooms_submit(struct kvp_rooms *rooms, struct kvp_room_owner *owner,
 			     const Kvp__Submit *msg, const struct kvp_room_fence *fence,
 			     const struct kvp_lists *lists, char *err);
-/* Answers later, once the lane has: done() runs exactly once, unless the owner is lost before. */
-typedef void kvp_recalled_fn(void *arg, uint64_t request, Kvp__Status status, uint32_t from);
+/* Answers later, once the lane has: done() runs exactly once, unless the owner is lost before; with
+ * a text unless OK. */
+typedef void kvp_recalled_fn(void *arg, uint64_t request, Kvp__Status status, uint32_t from,
+			     const char *text);
 Kvp__Status kvp_rooms_recall(struct kvp_rooms *rooms, struct kvp_room_owner *owner,
 			     const Kvp__Recall *msg, kvp_recalled_fn *done, uint64_t request,
 			     char *err);

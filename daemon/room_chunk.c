@@ -616,9 +616,13 @@ bool kvp_chunks_ready(struct kvp_room *room)
 static void recall_answer(struct kvp_room *room, Kvp__Status status, uint32_t from)
 {
 	kvp_recalled_fn *done = KVP_TAKE(room->send.recalled);
+	char text[KVP_ROOM_ERR] = "";
 
+	if (status != KVP_ROOM_OK)
+		(void)kvp_room_refuse(text, status, "the room is over: %.150s",
+				      kvp_room_reason(room));
 	if (done && room->owner)
-		done(room->owner, room->send.recall_request, status, from);
+		done(room->owner, room->send.recall_request, status, from, text);
 }
 
 Kvp__Status kvp_rooms_recall(struct kvp_rooms *rooms, struct kvp_room_owner *owner,

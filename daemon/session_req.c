@@ -520,13 +520,18 @@ static Kvp__Status on_submit(struct request *req)
 }
 
 /* A session that has ended has said so to the rooms: they do not call this for it. */
-static void on_recalled(void *arg, uint64_t request, Kvp__Status status, uint32_t from)
+static void on_recalled(void *arg, uint64_t request, Kvp__Status status, uint32_t from,
+			const char *text)
 {
 	struct kvp_session *session = KVP_CONTAINER_OF(arg, struct kvp_session, owner);
 	Kvp__Reply reply = KVP__REPLY__INIT;
+	char copy[KVP_POOL_ERR];
 
+	(void)snprintf(copy, sizeof(copy), "%s", text); /* may be cut */
+	kvp_text_clean(copy);
 	reply.id = request;
 	reply.status = status;
+	reply.text = copy;
 	reply.recalled_from = from;
 	session->n_pending--;
 	kvp_session_reply(session, &reply, -1);
