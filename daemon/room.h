@@ -137,8 +137,6 @@ enum {
 	KVP_ROOM_WAITS_QUIET,     /* over; the lane still has work of it */
 	KVP_ROOM_WAITS_N,
 };
-/* "peer", "open", ... and the names of enum kvp_wait. */
-const char *kvp_room_wait_name(uint32_t waits);
 
 struct kvp_room_leg_view {
 	uint32_t sender, dest;

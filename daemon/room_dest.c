@@ -125,6 +125,15 @@ static int offer_send(struct kvp_dleg *leg)
 	return kvp_peer_send(leg->peer, &msg);
 }
 
+static void check_accepted(struct kvp_room *room);
+
+bool kvp_dleg_met(const struct kvp_dleg *leg)
+{
+	if (leg->state == KVP_DLEG_OFFERED)
+		return !leg->data && leg->room->dest.n_data > 0;
+	return leg->state == KVP_DLEG_ACCEPTED;
+}
+
 void kvp_dest_offer(struct kvp_dleg *leg)
 {
 	struct kvp_room *room = leg->room;
@@ -155,6 +164,7 @@ void kvp_dest_offer(struct kvp_dleg *leg)
 	leg->since_ns = kvp_room_now();
 	if (!room->offered_ns)
 		room->offered_ns = leg->since_ns;
+	check_accepted(room);
 }
 
 /* ---- accepts -----------------------------------------------------------------------------------
@@ -292,6 +302,17 @@ static void all_accepted(struct kvp_room *room)
 		kvp_dest_board(room, kvp_board_flags(&room->board));
 }
 
+/* Once nobody is waited for any more. */
+static void check_accepted(struct kvp_room *room)
+{
+	if (room->accepted_ns || kvp_room_terminal(room))
+		return;
+	for (uint32_t i = 0; i < room->dest.n_legs; i++)
+		if (!kvp_dleg_met(&room->dest.legs[i]))
+			return;
+	all_accepted(room);
+}
+
 /* A test point keeps answers; true: kept. */
 static bool accept_kept(struct kvp_rooms *rooms, struct kvp_peer *peer, const Kvp__PeerMsg *msg)
 {
@@ -334,8 +355,7 @@ void kvp_dest_accept(struct kvp_rooms *rooms, struct kvp_peer *peer, const Kvp__
 	leg->state = KVP_DLEG_ACCEPTED;
 	leg->since_ns = kvp_room_now();
 	send_leg_msg(leg, false);
-	if (++leg->room->dest.n_accepted == leg->room->dest.n_legs)
-		all_accepted(leg->room);
+	check_accepted(leg->room);
 	kvp_room_timer_update(leg->room);
 }
 
@@ -348,7 +368,7 @@ void kvp_dest_board(struct kvp_room *room, uint32_t flags)
 
 	if (kvp_room_terminal(room))
 		return;
-	/* Not before all have accepted: a sender without data has to learn the end, too. */
+	/* Not before all are met: a sender without data has to learn the end, too. */
 	if (flags & KVP_BOARD_COMPLETE && room->accepted_ns) {
 		kvp_room_succeed(room, KVP__ROOM_STATE__ROOM_COMPLETE);
 		return;

@@ -51,11 +51,6 @@ static const struct wait_info *wait_info(uint32_t waits)
 	return &lane_waits[KVP_WAITS_NOTHING];
 }
 
-const char *kvp_room_wait_name(uint32_t waits)
-{
-	return wait_info(waits)->name;
-}
-
 static uint32_t dest_offering_waits(const struct kvp_room *room, uint64_t *since_ns)
 {
 	uint32_t waits = KVP_ROOM_WAITS_OPEN;
@@ -64,7 +59,7 @@ static uint32_t dest_offering_waits(const struct kvp_room *room, uint64_t *since
 	for (uint32_t i = 0; i < room->dest.n_legs; i++) {
 		const struct kvp_dleg *leg = &room->dest.legs[i];
 
-		if (leg->state == KVP_DLEG_ACCEPTED)
+		if (kvp_dleg_met(leg))
 			continue;
 		if (leg->state == KVP_DLEG_UNSENT)
 			waits = KVP_ROOM_WAITS_PEER;

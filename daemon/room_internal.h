@@ -98,7 +98,7 @@ struct kvp_dest_held {
 
 struct kvp_room_dest {
 	struct kvp_dleg *legs; /* owned [n_legs] */
-	uint32_t n_legs, n_data, n_accepted;
+	uint32_t n_legs, n_data;
 	uint32_t n_groups;
 	struct kvp_side *sides;     /* owned [n_groups]; pages point into `pages` */
 	uint64_t *firsts;           /* owned [n_groups], not below prefix */
@@ -339,6 +339,9 @@ void kvp_dest_tell(struct kvp_room *room);
 void kvp_dest_board(struct kvp_room *room, uint32_t flags);
 void kvp_dest_quiet(struct kvp_room *room);
 void kvp_dest_clear(struct kvp_room *room);
+/* The destination waits for this leg no more. Who sends nothing need not answer: the end reaches it
+ * also before its open, but not before the offer. */
+bool kvp_dleg_met(const struct kvp_dleg *leg);
 void kvp_dest_offer(struct kvp_dleg *leg);
 void kvp_dest_accept(struct kvp_rooms *rooms, struct kvp_peer *peer, const Kvp__PeerMsg *msg);
 struct kvp_dleg *kvp_dest_leg(struct kvp_rooms *rooms, const struct kvp_peer *peer,
@@ -353,8 +356,6 @@ void kvp_send_clear(struct kvp_room *room);
 void kvp_send_offer(struct kvp_room *room, struct kvp_peer *peer, const Kvp__PeerMsg *msg);
 void kvp_send_go(struct kvp_sleg *leg);
 void kvp_send_ended(struct kvp_sleg *leg);
-/* The same, for an offer that was parked until now. */
-void kvp_send_ended_early(struct kvp_room *room, uint32_t dest);
 struct kvp_sleg *kvp_send_leg(struct kvp_rooms *rooms, const struct kvp_peer *peer,
 			      const Kvp__Leg *leg);
 void kvp_sleg_free(struct kvp_sleg *leg);

@@ -195,6 +195,18 @@ static void refuse_parked(const struct kvp_room *room, struct kvp_room_parked *p
 				   KVP__STATUS__STATUS_DENIED, "refused", false);
 }
 
+/* What came for the offer while it was parked. */
+static void take_parked(struct kvp_room *room, const struct kvp_room_parked *parked)
+{
+	struct kvp_sleg *leg;
+
+	kvp_send_offer(room, parked->peer, parked->msg);
+	leg = parked->ended ? kvp_send_leg(room->rooms, parked->peer, parked->msg->offer->leg)
+			    : NULL;
+	if (leg)
+		kvp_send_ended(leg);
+}
+
 void kvp_park_take(struct kvp_room *room)
 {
 	struct kvp_rooms *rooms = room->rooms;
@@ -207,7 +219,7 @@ void kvp_park_take(struct kvp_room *room)
 		if (kvp_room_terminal(room))
 			refuse_parked(room, parked);
 		else
-			kvp_send_offer(room, parked->peer, parked->msg);
+			take_parked(room, parked);
 		parked_free(parked);
 		parking = parking_find(rooms, &room->key); /* may be gone */
 	}

@@ -567,14 +567,6 @@ void kvp_send_ended(struct kvp_sleg *leg)
 	}
 }
 
-void kvp_send_ended_early(struct kvp_room *room, uint32_t dest)
-{
-	struct kvp_sleg *leg = leg_of_dest(room, dest);
-
-	if (leg)
-		kvp_send_ended(leg);
-}
-
 /* The end without success, to all destinations that do not know it yet. */
 void kvp_send_tell(struct kvp_room *room)
 {

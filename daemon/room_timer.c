@@ -153,7 +153,7 @@ static void leg_due(const struct kvp_dleg *leg, struct due *due)
 			  kvp_peer_name(leg->peer), seconds(timers->offer_ns),
 			  kvp_peer_reason(leg->peer)[0] ? kvp_peer_reason(leg->peer)
 							: "does not answer");
-	else if (leg->state == KVP_DLEG_OFFERED)
+	else if (leg->state == KVP_DLEG_OFFERED && !kvp_dleg_met(leg))
 		due_timer(due, leg->since_ns, timers->open_ns, KVP__STATUS__STATUS_TIMEOUT,
 			  "sender %u on %s has not opened the room for %.1f s", leg->sender,
 			  kvp_peer_name(leg->peer), seconds(timers->open_ns));
@@ -200,14 +200,15 @@ static void dest_lane_due(const struct kvp_room *room, struct due *due)
 
 static void dest_due(struct kvp_room *room, struct due *due)
 {
-	if (room->state != KVP__ROOM_STATE__ROOM_OFFERING) {
-		dest_lane_due(room, due);
-		return;
-	}
-	for (uint32_t i = 0; i < room->dest.n_legs && !kvp_room_terminal(room); i++) {
+	const Kvp__RoomState offering = KVP__ROOM_STATE__ROOM_OFFERING;
+
+	for (uint32_t i = 0; i < room->dest.n_legs && room->state == offering; i++) {
 		retry_offer(&room->dest.legs[i], due);
 		leg_due(&room->dest.legs[i], due);
 	}
+	/* An offer may have been all that was missing. */
+	if (room->state != offering && !kvp_room_terminal(room))
+		dest_lane_due(room, due);
 }
 
 static void send_waiting_due(const struct kvp_room *room, struct due *due)

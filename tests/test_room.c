@@ -600,6 +600,28 @@ Test(room, parked_offers_are_limited)
 	cr_assert_eq(stats.parked_offers, 0u);
 }
 
+/* Decode does not wait for a sender that sends nothing: it may open when all is over there. */
+Test(room, a_sender_of_nothing_opens_late)
+{
+	struct sr_expect expect;
+
+	local_pair();
+	expect = expect_one(1);
+	expect.n_senders = 2;
+	expect.senders[1].address = self();
+	expect.senders[1].sender = 1;
+	expect.senders[1].none = true;
+	expect_ok(&expect);
+	open_ok(2, 7, 0);
+	SR_UNTIL(&a, NULL, a.ends[2].state == RS(READY));
+	submit_all(2);
+	SR_UNTIL(&a, NULL, a.ends[1].released && a.ends[2].released);
+	cr_assert_eq(a.ends[1].state, RS(RELEASED));
+	open_ok(3, 7, 1);
+	SR_UNTIL(&a, NULL, a.ends[3].released);
+	cr_assert_eq(a.ends[3].state, RS(DONE), "%s", a.ends[3].reason);
+}
+
 /* Nobody parks so many that others cannot. */
 Test(room, one_peer_parks_half)
 {
