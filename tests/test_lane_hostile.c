@@ -365,7 +365,8 @@ Test(lane_hostile, wants_by_rendezvous)
 	struct hostile *raw = raw_make();
 	uint8_t *payload = calloc(1, SLOT);
 
-	if (lt_net() == &kvp_net_ucx) {
+	/* UCX itself writes such a payload, and knows nothing of a driver that is none. */
+	if (lt_net() == &kvp_net_ucx && !(&lt_gpu && lt_gpu)) {
 		rendezvous_room(raw, payload);
 		raw_end_rx(raw);
 		rendezvous_room(raw, payload);
