@@ -100,9 +100,9 @@ void kvp_copy_fence(void)
 }
 #endif
 
-void kvp_copy_turns(const struct kvp_copy *copies, uint32_t n_copies, uint64_t width)
+static void copy_turns(const struct kvp_copy *copies, uint32_t n_copies, uint64_t width,
+		       bool stream)
 {
-	bool stream = can_stream(copies, n_copies, width);
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < n_copies; i++)
@@ -124,6 +124,11 @@ void kvp_copy_turns(const struct kvp_copy *copies, uint32_t n_copies, uint64_t w
 				memcpy(dst, src, width);
 		}
 	}
+}
+
+void kvp_copy_turns(const struct kvp_copy *copies, uint32_t n_copies, uint64_t width)
+{
+	copy_turns(copies, n_copies, width, can_stream(copies, n_copies, width));
 }
 
 /* The rows of one pair of a leg, with one or both ends' own sides put in. */
@@ -216,48 +221,56 @@ void kvp_scatter(const struct kvp_copy_piece *piece, const void *slot)
 struct walker {
 	struct kvp_rows_iter it;
 	struct kvp_run run; /* the next to copy */
-	const struct kvp_move *move;
-	const struct kvp_entry *src, *dst;
+	const struct kvp_copy_pool *src_pool;
+	const struct kvp_entry *src;
 	const struct kvp_pair *pair;
+	unsigned char *out; /* a slot, where rows lie one behind the other; NULL: a pool */
+	const struct kvp_copy_pool *dst_pool;
+	const struct kvp_entry *dst;
 };
 
-static bool walker_begin(struct walker *walker, const struct kvp_move_source *source,
-			 const struct kvp_move *move, const struct kvp_pair *pair)
+static bool move_begin(struct walker *walker, const struct kvp_move_source *source,
+		       const struct kvp_move *move, const struct kvp_pair *pair)
 {
 	struct kvp_leg_geom leg = *move->leg;
 
 	leg.src_sides = source->src.sides;
 	leg.dst_sides = move->dst.sides;
 	*walker = (struct walker){
-		.move = move,
+		.src_pool = &source->src,
 		.src = &leg.src[pair->src_entry],
-		.dst = &leg.dst[pair->dst_entry],
 		.pair = pair,
+		.dst_pool = &move->dst,
+		.dst = &leg.dst[pair->dst_entry],
 	};
 	rows_begin(&walker->it, &leg, pair, source->start, source->tokens);
 	return kvp_rows_next(&walker->it, &walker->run);
 }
 
-static struct kvp_copy walker_copy(const struct kvp_move_source *source,
-				   const struct walker *walker)
+static struct kvp_copy walker_copy(const struct walker *walker)
 {
 	const struct kvp_run *run = &walker->run;
-
-	return (struct kvp_copy){
-		.dst = row_at(&walker->move->dst, walker->dst, run->dst_page, run->dst_slot) +
-		       walker->pair->dst_off,
-		.src = row_at(&source->src, walker->src, run->src_page, run->src_slot) +
+	struct kvp_copy copy = {
+		.src = row_at(walker->src_pool, walker->src, run->src_page, run->src_slot) +
 		       walker->pair->src_off,
-		.dst_stride = run->dst_step * walker->dst->row_stride,
 		.src_stride = run->src_step * walker->src->row_stride,
+		.dst = walker->out,
+		.dst_stride = walker->pair->bytes,
 		.n = run->n,
 	};
+
+	if (walker->out)
+		return copy;
+	copy.dst = row_at(walker->dst_pool, walker->dst, run->dst_page, run->dst_slot) +
+		   walker->pair->dst_off;
+	copy.dst_stride = run->dst_step * walker->dst->row_stride;
+	return copy;
 }
 
 /* The first rows of the next run: the page after this one is anywhere. */
-static void walker_prefetch(const struct kvp_move_source *source, const struct walker *walker)
+static void walker_prefetch(const struct walker *walker)
 {
-	struct kvp_copy next = walker_copy(source, walker);
+	struct kvp_copy next = walker_copy(walker);
 
 	if (walker->pair->bytes > AHEAD_WIDTH)
 		return;
@@ -265,16 +278,27 @@ static void walker_prefetch(const struct kvp_move_source *source, const struct w
 		prefetch_row(next.src + k * next.src_stride, walker->pair->bytes);
 }
 
+/* The run that is to be copied is behind it. */
+static bool walker_next(struct walker *walker)
+{
+	if (walker->out)
+		walker->out += walker->run.n * walker->pair->bytes;
+	if (!kvp_rows_next(&walker->it, &walker->run))
+		return false;
+	walker_prefetch(walker);
+	return true;
+}
+
 /*
  * Copies, of every walker whose next run is in the same source page and as wide as that of the
  * walker that is furthest behind, that run. Returns how many walkers are left.
  */
-static uint32_t walkers_step(const struct kvp_move_source *source, struct walker *walkers,
-			     uint32_t n)
+static uint32_t walkers_step(struct walker *walkers, uint32_t n)
 {
 	struct kvp_copy copies[KVP_MOVE_TOGETHER];
 	const struct walker *first = walkers;
 	uint32_t n_copies = 0, page, left = 0;
+	bool stream = !walkers->out; /* slots are read soon: they stay in the cache */
 	uint64_t width;
 
 	for (uint32_t i = 1; i < n; i++)
@@ -287,23 +311,21 @@ static uint32_t walkers_step(const struct kvp_move_source *source, struct walker
 		bool more = true;
 
 		if (walkers[i].run.src_page == page && walkers[i].pair->bytes == width) {
-			copies[n_copies++] = walker_copy(source, &walkers[i]);
-			more = kvp_rows_next(&walkers[i].it, &walkers[i].run);
-			if (more)
-				walker_prefetch(source, &walkers[i]);
+			copies[n_copies++] = walker_copy(&walkers[i]);
+			more = walker_next(&walkers[i]);
 		}
 		if (more && left != i)
 			walkers[left] = walkers[i];
 		left += more;
 	}
-	kvp_copy_turns(copies, n_copies, width);
+	copy_turns(copies, n_copies, width, stream && can_stream(copies, n_copies, width));
 	return left;
 }
 
-static void walkers_run(const struct kvp_move_source *source, struct walker *walkers, uint32_t n)
+static void walkers_run(struct walker *walkers, uint32_t n)
 {
 	while (n > 0)
-		n = walkers_step(source, walkers, n);
+		n = walkers_step(walkers, n);
 }
 
 static void move_entry(const struct kvp_move_source *source, const struct kvp_move *moves,
@@ -318,15 +340,53 @@ static void move_entry(const struct kvp_move_source *source, const struct kvp_mo
 		for (uint32_t p = 0; p < leg->n_pairs; p++) {
 			if (leg->pairs[p].src_entry != entry)
 				continue;
-			if (walker_begin(&walkers[n], source, &moves[m], &leg->pairs[p]))
+			if (move_begin(&walkers[n], source, &moves[m], &leg->pairs[p]))
 				n++;
 			if (n == KVP_MOVE_TOGETHER) {
-				walkers_run(source, walkers, n);
+				walkers_run(walkers, n);
 				n = 0;
 			}
 		}
 	}
-	walkers_run(source, walkers, n);
+	walkers_run(walkers, n);
+}
+
+static bool gather_begin(struct walker *walker, const struct kvp_copy_piece *piece,
+			 const struct kvp_part *part, unsigned char *slot)
+{
+	struct kvp_leg_geom leg = *piece->leg;
+	const struct kvp_pair *pair = &leg.pairs[part->pair];
+
+	leg.src_sides = piece->pool.sides;
+	*walker = (struct walker){
+		.src_pool = &piece->pool,
+		.src = &leg.src[pair->src_entry],
+		.pair = pair,
+		.out = slot + part->offset,
+	};
+	rows_begin(&walker->it, &leg, pair, piece->start, piece->tokens);
+	return kvp_rows_next(&walker->it, &walker->run);
+}
+
+/* Destinations of one model differ in the tokens that they own: what stands at the same place of
+ * their layouts comes from the same entry. Where it does not, nothing is lost but the one pass. */
+void kvp_gather_together(const struct kvp_copy_piece *pieces, void *const *slots, uint32_t n)
+{
+	struct walker walkers[KVP_GATHER_TOGETHER];
+	uint32_t n_parts = 0;
+
+	for (uint32_t i = 0; i < n; i++)
+		n_parts = KVP_MAX(n_parts, pieces[i].n_parts);
+	for (uint32_t part = 0; part < n_parts; part++) {
+		uint32_t n_walkers = 0;
+
+		for (uint32_t i = 0; i < n; i++)
+			if (part < pieces[i].n_parts &&
+			    gather_begin(&walkers[n_walkers], &pieces[i], &pieces[i].parts[part],
+					 slots[i]))
+				n_walkers++;
+		walkers_run(walkers, n_walkers);
+	}
 }
 
 void kvp_move(const struct kvp_move_source *source, const struct kvp_move *moves, uint32_t n_moves)

@@ -54,6 +54,15 @@ struct kvp_copy_piece {
 /* Copies the piece's rows from the source pool into the slot. */
 void kvp_gather(const struct kvp_copy_piece *piece, void *slot);
 
+/* Pieces that one pass over the source fills. */
+#define KVP_GATHER_TOGETHER 4u
+
+/*
+ * The same for up to KVP_GATHER_TOGETHER pieces of the same tokens of the same source pool, each
+ * into its own slot: what several destinations need of a source page is read while it is near.
+ */
+void kvp_gather_together(const struct kvp_copy_piece *pieces, void *const *slots, uint32_t n);
+
 /* Copies the piece's rows from the slot into the destination pool. */
 void kvp_scatter(const struct kvp_copy_piece *piece, const void *slot);
 

@@ -422,6 +422,7 @@ static cJSON *lane_object(const struct kvp_inspect *ask, uint32_t i)
 	add_sums(core, lane, &status);
 	kvp_inspect_num(lane, "raw_rows", status.raw_rows);
 	kvp_inspect_num(lane, "repacked", status.repacked);
+	kvp_inspect_num(lane, "packed_together", status.together);
 	kvp_inspect_num(lane, "dropped_no_token", status.no_token);
 	kvp_inspect_num(lane, "spins", status.spins);
 	kvp_inspect_num(lane, "sleeps", status.sleeps);

@@ -392,7 +392,7 @@ static int init_memory(struct kvp_lane *lane)
 	}
 	lane->rx_pool = calloc(KVP_LANE_RX_PIECES, sizeof(*lane->rx_pool));
 	lane->tx_pool = calloc(KVP_LANE_TX_PIECES, sizeof(*lane->tx_pool));
-	lane->parts = calloc(KVP_PAIRS_MAX, sizeof(*lane->parts));
+	lane->parts = calloc(KVP_GATHER_TOGETHER * KVP_PAIRS_MAX, sizeof(*lane->parts));
 	lane->land_keys = calloc(2 * (size_t)lane->config.slots, sizeof(*lane->land_keys));
 	lane->runs = calloc(KVP_WIRE_PIECE_RUNS, sizeof(*lane->runs));
 	if (!lane->rx_pool || !lane->tx_pool || !lane->parts || !lane->land_keys || !lane->runs)

@@ -298,6 +298,7 @@ struct kvp_lane_status {
 	uint64_t pieces_local, bytes_local;
 	uint64_t raw_rows;     /* rows sent one by one, packing off */
 	uint64_t repacked;     /* pieces packed again because grants came too far apart */
+	uint64_t together;     /* pieces packed in one pass with those of other destinations */
 	uint64_t shared;       /* pieces that went out from a slot packed for another destination */
 	uint64_t eager;        /* pieces that landed with their want */
 	uint64_t eager_missed; /* payloads of wants that found no slot and were sent again */

@@ -17,6 +17,7 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
+#include "daemon/copy.h"
 #include "daemon/lane.h"
 #include "daemon/mover.h"
 #include "daemon/ring.h"
@@ -497,7 +498,7 @@ struct kvp_lane {
 	uint32_t rx_live, tx_live;
 	struct kvp_rx_pieces rx_free;
 	struct kvp_tx_pieces tx_free;
-	struct kvp_part *parts; /* owned [KVP_PAIRS_MAX], scratch */
+	struct kvp_part *parts; /* owned [KVP_GATHER_TOGETHER * KVP_PAIRS_MAX], scratch */
 
 	uint64_t tokens[KVP_LANE_TOKENS]; /* random numbers not yet used */
 	uint32_t n_tokens;
@@ -745,8 +746,9 @@ const uint8_t *kvp_tx_blob(const struct kvp_tx *tx, const struct kvp_order_chunk
 			   uint8_t kind, uint32_t segment);
 /* The piece's source: all of it is packed, or the transport is done with it. */
 void kvp_tx_gathered(struct kvp_tx_piece *piece);
-/* Copies the piece into a slot, for all legs that can use the same. False: no slot now. */
-bool kvp_tx_pack(struct kvp_tx_piece *piece);
+/* Copies the piece into a slot, for all legs that can use the same, and with it pieces of other
+ * legs that need other rows of the same pages. Bytes packed; 0: no slot now. */
+uint64_t kvp_tx_pack(struct kvp_tx_piece *piece);
 /* The piece has a slot, and waits for its grant; it has its grant, or goes. */
 void kvp_tx_is_ahead(struct kvp_tx_piece *piece);
 void kvp_tx_not_ahead(struct kvp_tx_piece *piece);

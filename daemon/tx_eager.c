@@ -30,7 +30,7 @@ static bool pack_now(struct kvp_tx_piece *piece)
 	bool packed;
 
 	piece->state = KVP_TX_SENT;
-	packed = kvp_tx_pack(piece);
+	packed = kvp_tx_pack(piece) > 0;
 	piece->state = KVP_TX_WANTED;
 	if (packed)
 		kvp_tx_is_ahead(piece);

@@ -266,38 +266,47 @@ static int fill_gaps(struct kvp_lane *lane, const struct kvp_copy_piece *piece, 
 	return 0;
 }
 
-/* Fills the slot, or has the GPU do it; the slot has the ticket then. As the calls of a mover. */
-static int fill_slot(struct kvp_tx_piece *rows, struct kvp_slot *slot)
+/* What a piece of rows is to a mover; its parts go to `parts`, its sides to `sides`. */
+static void describe_rows(const struct kvp_tx_piece *rows, struct kvp_side *sides,
+			  struct kvp_part *parts, struct kvp_copy_piece *piece)
 {
-	struct kvp_mover *mover = &rows->leg->tx->lane->mover;
 	const struct kvp_tx_leg *leg = rows->leg;
-	const struct kvp_order_chunk *chunk = rows->chunk->order;
-	struct kvp_side sides[KVP_LANE_GROUPS];
-	struct kvp_copy_piece piece = {
+	uint64_t set[KVP_LANE_MASK_WORDS];
+
+	*piece = (struct kvp_copy_piece){
 		.leg = &leg->order->leg.geom,
 		.pool = { leg->tx->pool->order->fd_maps, sides },
 		.start = rows->start,
 		.tokens = rows->tokens,
-		.parts = leg->tx->lane->parts,
+		.parts = parts,
 	};
-	uint64_t set[KVP_LANE_MASK_WORDS];
+	(void)leg_set(leg, rows->chunk->order, set);
+	kvp_tx_sides(leg, rows->chunk->order, sides);
+	(void)kvp_piece_layout(piece->leg, set, piece->start, rows->tokens, parts, &piece->n_parts);
+}
+
+/* Fills the slot, or has the GPU do it; the slot has the ticket then. As the calls of a mover. */
+static int fill_slot(struct kvp_tx_piece *rows, struct kvp_slot *slot)
+{
+	struct kvp_lane *lane = rows->leg->tx->lane;
+	struct kvp_side sides[KVP_LANE_GROUPS];
+	struct kvp_copy_piece piece;
 	const uint8_t *blob;
 	int r;
 
 	if (rows->kind != KVP_WIRE_ROWS) {
-		blob = kvp_tx_blob(leg->tx, chunk, rows->kind, rows->segment) + rows->start;
+		blob = kvp_tx_blob(rows->leg->tx, rows->chunk->order, rows->kind, rows->segment) +
+		       rows->start;
 		if (rows->kind == KVP_WIRE_SEGMENT)
-			return kvp_mover_bytes(mover, blob, slot->data, rows->bytes, &slot->ticket);
+			return kvp_mover_bytes(&lane->mover, blob, slot->data, rows->bytes,
+					       &slot->ticket);
 		/* The meta is host memory. */
 		memcpy(kvp_slot_place(slot, rows->kind), blob, rows->bytes);
 		return 0;
 	}
-	(void)leg_set(leg, chunk, set);
-	kvp_tx_sides(leg, chunk, sides);
-	(void)kvp_piece_layout(piece.leg, set, piece.start, rows->tokens, leg->tx->lane->parts,
-			       &piece.n_parts);
-	r = fill_gaps(leg->tx->lane, &piece, slot->data);
-	return r < 0 ? r : kvp_mover_gather(mover, &piece, slot->data, &slot->ticket);
+	describe_rows(rows, sides, lane->parts, &piece);
+	r = fill_gaps(lane, &piece, slot->data);
+	return r < 0 ? r : kvp_mover_gather(&lane->mover, &piece, slot->data, &slot->ticket);
 }
 
 void kvp_tx_not_ahead(struct kvp_tx_piece *piece)
@@ -395,46 +404,143 @@ static void count_repack(const struct kvp_tx_piece *piece)
 		first->packed = at;
 }
 
-bool kvp_tx_pack(struct kvp_tx_piece *piece)
+/* Pieces that are packed in one pass over their source rows. */
+struct pack {
+	struct kvp_tx_piece *pieces[KVP_GATHER_TOGETHER];
+	struct kvp_slot *slots[KVP_GATHER_TOGETHER];
+	uint32_t n;
+};
+
+/* Puts the piece into the pack; false: it gets no slot now. */
+static bool pack_add(struct pack *pack, struct kvp_tx_piece *piece)
 {
 	struct kvp_tx *tx = piece->leg->tx;
 	struct kvp_lane *lane = tx->lane;
 	const struct kvp_share *share = piece->leg->link->share;
 	uint32_t most = KVP_MAX(lane->pack.n / 4, 1u);
 	struct kvp_slot *slot;
-	uint64_t begin_ns;
-	int r;
 
 	/* What is packed ahead waits for grants, and those may wait for granted pieces. */
 	if (piece->state != KVP_TX_WANTED)
 		most += share->ahead;
-	if (share->pack_slots >= most || !kvp_mover_ready(&lane->mover))
+	if (share->pack_slots + pack->n >= most)
 		return false;
 
 	slot = kvp_ring_take(&lane->pack, tx->pool->order->owner_uid, lane->now_ns);
 	if (!slot) {
-		lane->counts.slot_waits++;
+		lane->counts.slot_waits += pack->n == 0;
 		return false;
 	}
 	slot->user = tx;
 	kvp_slot_dirty(slot, piece->payload);
+	pack->pieces[pack->n] = piece;
+	pack->slots[pack->n++] = slot;
+	return true;
+}
 
-	begin_ns = kvp_lane_now();
-	r = fill_slot(piece, slot);
-	if (piece->payload > piece->bytes && r == 0)
-		kvp_tx_sums(piece, kvp_slot_place(slot, piece->kind) + piece->bytes);
-	kvp_lane_flip(lane, KVP_HOLD_FLIP_PACK, kvp_slot_place(slot, piece->kind));
+/* The piece of the leg that has the same tokens, if it is to be packed too. */
+static struct kvp_tx_piece *same_tokens(const struct kvp_tx_leg *leg, const struct pack *pack)
+{
+	const struct kvp_tx_piece *first = pack->pieces[0];
+	const struct kvp_lane *lane = leg->tx->lane;
+	struct kvp_tx_piece *piece;
+
+	/* Legs that pack alike share one slot anyway. */
+	for (uint32_t i = 0; i < pack->n; i++)
+		if (leg->alike == pack->pieces[i]->leg->alike)
+			return NULL;
+	if (leg->link != first->leg->link)
+		return NULL;
+
+	TAILQ_FOREACH (piece, &leg->order_list, order)
+		if (piece->chunk == first->chunk && piece->kind == KVP_WIRE_ROWS &&
+		    piece->start == first->start)
+			break;
+	if (!piece || piece->tokens != first->tokens || piece->bytes == 0 || piece->slot ||
+	    piece->state == KVP_TX_SENT)
+		return NULL;
+	if (piece->state == KVP_TX_WANTED && lane->ahead + pack->n >= lane->pack.n / 2)
+		return NULL;
+	return piece;
+}
+
+/* Destinations that own other tokens of the same pages: read once, these are still in the cache. */
+static void pack_others(struct pack *pack)
+{
+	struct kvp_tx *tx = pack->pieces[0]->leg->tx;
+	struct kvp_tx_piece *piece;
+	struct kvp_tx_leg *leg;
+
+	TAILQ_FOREACH (leg, &tx->legs, tx_link) {
+		if (pack->n == KVP_GATHER_TOGETHER)
+			return;
+		piece = same_tokens(leg, pack);
+		if (piece && !pack_add(pack, piece))
+			return;
+	}
+}
+
+static int fill_together(const struct pack *pack)
+{
+	struct kvp_lane *lane = pack->pieces[0]->leg->tx->lane;
+	struct kvp_side sides[KVP_GATHER_TOGETHER][KVP_LANE_GROUPS];
+	struct kvp_copy_piece pieces[KVP_GATHER_TOGETHER];
+	void *places[KVP_GATHER_TOGETHER];
+
+	if (pack->n == 1)
+		return fill_slot(pack->pieces[0], pack->slots[0]);
+
+	for (uint32_t i = 0; i < pack->n; i++) {
+		describe_rows(pack->pieces[i], sides[i], lane->parts + i * KVP_PAIRS_MAX,
+			      &pieces[i]);
+		(void)fill_gaps(lane, &pieces[i], pack->slots[i]->data); /* not on a device */
+		places[i] = pack->slots[i]->data;
+	}
+	kvp_gather_together(pieces, places, pack->n);
+	lane->counts.together += pack->n;
+	return 0;
+}
+
+/* Behind the bytes of a piece stand its sums, where both ends want them. */
+static void piece_filled(struct kvp_tx_piece *piece, struct kvp_slot *slot)
+{
+	uint8_t *place = kvp_slot_place(slot, piece->kind);
+
+	if (piece->payload > piece->bytes)
+		kvp_tx_sums(piece, place + piece->bytes);
+	kvp_lane_flip(piece->leg->tx->lane, KVP_HOLD_FLIP_PACK, place);
+}
+
+uint64_t kvp_tx_pack(struct kvp_tx_piece *piece)
+{
+	struct kvp_tx *tx = piece->leg->tx;
+	struct kvp_lane *lane = tx->lane;
+	struct pack pack = { .n = 0 };
+	uint64_t begin_ns = kvp_lane_now(), bytes = 0;
+	int r;
+
+	if (!kvp_mover_ready(&lane->mover) || !pack_add(&pack, piece))
+		return 0;
+	if (piece->kind == KVP_WIRE_ROWS && !kvp_lane_on_gpu(lane))
+		pack_others(&pack);
+
+	r = fill_together(&pack);
 	if (r < 0) {
-		kvp_ring_put(&lane->pack, slot);
+		kvp_ring_put(&lane->pack, pack.slots[0]); /* a GPU's: it was alone */
 		if (r != -EAGAIN)
 			kvp_tx_move_failed(tx, r);
-		return false;
+		return 0;
 	}
-	use_slot(piece, slot);
+	for (uint32_t i = 0; i < pack.n; i++)
+		piece_filled(pack.pieces[i], pack.slots[i]);
 	kvp_board_add(&tx->order->board->gather_ns, kvp_lane_now() - begin_ns);
-	if (piece->kind == KVP_WIRE_ROWS) {
-		count_repack(piece);
-		share_slot(piece);
+	for (uint32_t i = 0; i < pack.n; i++) {
+		use_slot(pack.pieces[i], pack.slots[i]);
+		bytes += pack.pieces[i]->bytes;
+		if (piece->kind != KVP_WIRE_ROWS)
+			continue;
+		count_repack(pack.pieces[i]);
+		share_slot(pack.pieces[i]);
 	}
-	return true;
+	return bytes;
 }

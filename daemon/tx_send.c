@@ -263,12 +263,12 @@ static bool pack_next(struct kvp_link *link, uint64_t *budget)
 
 	if (!piece || !kvp_link_open(link) || kvp_lane_held(link->lane, KVP_HOLD_GATHER))
 		return false;
-
-	bytes = piece->bytes;
-	if (*budget < bytes || link->in_flight >= packed_most(link->lane) || !kvp_tx_pack(piece))
+	if (*budget < piece->bytes || link->in_flight >= packed_most(link->lane))
 		return false;
-	*budget -= bytes;
-	return true;
+
+	bytes = kvp_tx_pack(piece);
+	*budget -= KVP_MIN(*budget, bytes);
+	return bytes > 0;
 }
 
 /*

@@ -55,7 +55,35 @@ static double run_move(struct rows *rows, uint64_t chunk, bool together)
 	return rows_now() - start;
 }
 
-/* Through slots, as a sender and a receiver do; `parts` of one 1 MiB piece after the other. */
+/* As a sender packs for ranks that are granted together: one pass fills a slot of each. */
+static double run_gather_together(struct rows *rows)
+{
+	uint32_t tokens = kvp_piece_tokens(&rows->legs[0], SLOT_BYTES), slot = 0;
+	double start = rows_now();
+
+	for (uint64_t at = 0; at < rows->tokens; at += tokens) {
+		struct kvp_part parts[ROWS_RANKS][ROWS_ENTRIES];
+		struct kvp_copy_piece pieces[ROWS_RANKS];
+		void *places[ROWS_RANKS];
+
+		for (uint32_t i = 0; i < ROWS_RANKS; i++, slot = (slot + 1) % N_SLOTS) {
+			pieces[i] = (struct kvp_copy_piece){
+				.leg = &rows->legs[i],
+				.pool = { .maps = &rows->src, .sides = &rows->src_side },
+				.start = at,
+				.tokens = KVP_MIN(tokens, rows->tokens - at),
+				.parts = parts[i],
+			};
+			places[i] = slots + (uint64_t)slot * SLOT_BYTES;
+			(void)kvp_piece_layout(pieces[i].leg, NULL, at, (uint32_t)pieces[i].tokens,
+					       parts[i], &pieces[i].n_parts);
+		}
+		kvp_gather_together(pieces, places, ROWS_RANKS);
+	}
+	return rows_now() - start;
+}
+
+/* Through slots, as a sender and a receiver do; `parts` of one piece after the other. */
 static double run_slots(struct rows *rows, bool gather, bool scatter)
 {
 	uint32_t tokens = kvp_piece_tokens(&rows->legs[0], SLOT_BYTES), slot = 0;
@@ -95,7 +123,7 @@ int main(void)
 		"memcpy of the same bytes", "move, 4 ranks together, chunks of 8192",
 		"move, 4 ranks one by one", "move together, chunks of 512",
 		"gather into slots",        "scatter out of slots",
-		"gather, then scatter",
+		"gather, then scatter",     "gather into slots, 4 ranks together",
 	};
 	double base, times[KVP_ARRAY_SIZE(names)][RUNS];
 	static struct rows rows;
@@ -115,6 +143,7 @@ int main(void)
 		times[6][i] = run_slots(&rows, true, true);
 		if (i == 0)
 			rows_check(&rows, names[6]);
+		times[7][i] = run_gather_together(&rows);
 	}
 	printf("copy: %u entries of %u-byte rows, %.0f MiB from pools to pools, one thread, median "
 	       "of %u\n",

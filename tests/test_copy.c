@@ -111,6 +111,52 @@ Test(copy, gather_and_scatter_move_the_right_rows)
 	free(slot);
 }
 
+/* Like one gather after the other, also where legs have no part or other ones. */
+Test(copy, gather_together_is_gather)
+{
+	static struct world w;
+	static unsigned char slots[2][KVP_GATHER_TOGETHER][1 << 20];
+	uint32_t good = 0;
+
+	for (uint32_t round = 0; round < 600; round++) {
+		struct kvp_part parts[KVP_GATHER_TOGETHER][4 * ENTRIES];
+		struct kvp_copy_piece pieces[KVP_GATHER_TOGETHER];
+		void *places[KVP_GATHER_TOGETHER];
+		uint32_t n;
+
+		world_make(&w);
+		world_pools(&w);
+		n = world_good(&w) ? KVP_MIN(w.n_ranks, KVP_GATHER_TOGETHER) : 0;
+		for (uint32_t r = 0; r < n; r++) {
+			uint64_t set = r && world_draw(3) == 0 ? world_draw(1u << ENTRIES) : 0;
+			uint64_t mask[8] = { set };
+			uint64_t bytes;
+
+			pieces[r] = (struct kvp_copy_piece){
+				.leg = &w.legs[r],
+				.pool = { .maps = w.src_maps, .sides = &w.src },
+				.start = w.start,
+				.tokens = w.tokens,
+				.parts = parts[r],
+			};
+			bytes = kvp_piece_layout(&w.legs[r], set ? mask : NULL, w.start,
+						 (uint32_t)w.tokens, parts[r], &pieces[r].n_parts);
+			cr_assert_leq(bytes + 64, sizeof(slots[0][r]));
+			memset(slots[0][r], 0x55, bytes + 64);
+			memset(slots[1][r], 0x55, bytes + 64);
+			kvp_gather(&pieces[r], slots[0][r]);
+			places[r] = slots[1][r];
+		}
+		kvp_gather_together(pieces, places, n);
+		for (uint32_t r = 0; r < n; r++)
+			cr_assert_eq(memcmp(slots[0][r], slots[1][r], sizeof(slots[0][r])), 0,
+				     "round %u, rank %u of %u", round, r, n);
+		good += n > 1;
+		world_free(&w);
+	}
+	cr_assert_gt(good, 100);
+}
+
 Test(copy, move_moves_the_right_rows)
 {
 	static struct world w;

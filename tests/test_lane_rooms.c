@@ -385,6 +385,30 @@ Test(lane_rooms, a_fence_that_is_not_there)
 	scene_end(scene);
 }
 
+/* ---- pieces of one pass ---------------------------------------------------------------------- */
+
+/* Ranks that own other tokens of the same pages: as above, but each rank has a slot of its own. */
+Test(lane_rooms, ranks_of_one_prompt_are_packed_together)
+{
+	struct scene_config c = { .end = 2048, .slot_bytes = 65536, .slots = 64 };
+	struct scene *scene = scene_make(&c);
+	struct kvp_lane_status status;
+
+	lt_hold(scene->to, KVP_HOLD_GRANT, true);
+	lt_room_begin(&scene->room);
+	submit(scene, 2048, true);
+	lt_wait_held(&scene->lt, scene->to, KVP_HOLD_GRANT, 4);
+	lt_hold(scene->to, KVP_HOLD_GRANT, false);
+	lt_room_complete(&scene->room);
+	lt_room_check(&scene->room);
+	status = lt_status(scene->from);
+	cr_assert_gt(status.together, 0);
+	cr_assert_eq(status.shared, 0);
+	cr_assert_eq(status.pack_free, status.pack_slots);
+	lt_room_end(&scene->room);
+	scene_end(scene);
+}
+
 /* ---- shared slots ---------------------------------------------------------------------------- */
 
 Test(lane_rooms, equal_destinations_share_slots)
