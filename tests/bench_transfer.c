@@ -37,6 +37,15 @@
 #define ROUNDS 2000u
 #define FIRST_ROOMS 300u /* below SMALL_CHUNKS */
 
+/* The way of a page: when its submit began, and what the daemons noted then. */
+enum {
+	HOP_SUBMIT,
+	HOP_LANE,   /* the sender's lane has the order */
+	HOP_PACKED, /* the rows are in a slot */
+	HOP_DATA,   /* the receiver's lane has the first byte */
+	HOPS
+};
+
 enum { STAGE_READY, STAGE_GO, STAGE_DONE, STAGE_FIRST, STAGE_COUNT = 16 };
 
 /* Results that the ranks, processes of their own, leave for the parent. */
@@ -44,8 +53,17 @@ static struct results {
 	double secs[PAIRS], stream[PAIRS];
 	double small[2][SMALL_CHUNKS];
 	double turns[2][PAIRS];
-	uint64_t raw_rows, pieces;
+	double hops[HOPS][FIRST_ROOMS];
 } * results;
+
+/* Two daemons stand for two nodes: each with half of the cores, or where the scheduler puts them.
+ */
+static bool apart;
+
+static void place(enum kvp_base_node node)
+{
+	kvp_base_place(apart ? node : KVP_BASE_ANY);
+}
 
 struct job {
 	struct rig *rig;
@@ -74,7 +92,8 @@ static struct kvp_base_job baseline(uint32_t tokens, uint32_t reps)
 				      .rows = (uint64_t)tokens * LAYERS,
 				      .row_bytes = ROW,
 				      .n_dests = DESTS,
-				      .repetitions = reps };
+				      .repetitions = reps,
+				      .far = apart ? KVP_BASE_FAR : KVP_BASE_ANY };
 }
 
 /* ---- ends ------------------------------------------------------------------------------------ */
@@ -248,11 +267,15 @@ static double run_prompts(uint32_t tokens, const char *config, enum where where)
 	struct job receive = send;
 
 	rig_begin(&rig);
+	place(KVP_BASE_NEAR);
 	send.own = rig_daemon_start(&rig, "prefill", config);
+	place(where == LOCAL ? KVP_BASE_NEAR : KVP_BASE_FAR);
 	receive.own = where == LOCAL ? send.own : rig_daemon_start(&rig, "decode", config);
 	receive.other = send.own;
 	rig_rank_start(&rig, "decode", decode, &receive);
+	place(KVP_BASE_NEAR);
 	rig_rank_start(&rig, "prefill", prefill, &send);
+	place(KVP_BASE_ANY);
 	rig_ranks_join(&rig, SECS);
 	rig_end(&rig);
 	rig_remove(&rig);
@@ -343,19 +366,27 @@ static double run_pairs(uint32_t tokens, double *packed, double *stream)
 
 static const uint32_t prompts[] = { 4096, 32768, 131072 };
 
+static void landing(uint32_t tokens)
+{
+	struct job job = { .tokens = tokens, .layers = LAYERS, .row = ROW };
+	double packed, stream, ratio = run_pairs(tokens, &packed, &stream);
+
+	printf("%-8s  %6u  %8.1f  %10.2f  %5.2f  %9.2f  %14.2f\n", apart ? "apart" : "anywhere",
+	       tokens, gigabytes(&job) * 1e3, packed * 1e3, gigabytes(&job) / packed, stream * 1e3,
+	       ratio);
+	fflush(stdout);
+}
+
 static void bench_landing(void)
 {
 	puts("landing over tcp, 7 entries of 576 bytes, pages of 64, one sender, DCP 4, chunks of "
 	     "8192, each prompt after a plain stream of as many bytes");
-	puts("tokens  bytes MB  landing ms   GB/s  stream ms  stream/landing");
+	puts("nodes     tokens  bytes MB  landing ms   GB/s  stream ms  stream/landing");
 	for (size_t i = 0; i < KVP_ARRAY_SIZE(prompts); i++) {
-		struct job job = { .tokens = prompts[i], .layers = LAYERS, .row = ROW };
-		double landing, stream, ratio = run_pairs(prompts[i], &landing, &stream);
-
-		printf("%6u  %8.1f  %10.2f  %5.2f  %9.2f  %14.2f\n", prompts[i],
-		       gigabytes(&job) * 1e3, landing * 1e3, gigabytes(&job) / landing,
-		       stream * 1e3, ratio);
-		fflush(stdout);
+		apart = true;
+		landing(prompts[i]);
+		apart = false;
+		landing(prompts[i]);
 	}
 }
 
@@ -380,8 +411,9 @@ static void bench_sums(void)
 
 static void bench_packed(void)
 {
-	puts("the same prompts packed, with packing off, and as naive puts");
+	puts("the same prompts packed, with packing off, and as naive puts; nodes apart");
 	puts("tokens  packed ms  raw ms  put ms  raw/packed  put/packed");
+	apart = true;
 	for (size_t i = 0; i < KVP_ARRAY_SIZE(prompts); i++) {
 		struct kvp_base_job base = baseline(prompts[i], REPS);
 		double puts_s[REPS], packed, raw, put;
@@ -394,6 +426,7 @@ static void bench_packed(void)
 		       raw * 1e3, put * 1e3, raw / packed, put / packed);
 		fflush(stdout);
 	}
+	apart = false;
 }
 
 static void bench_local(void)
@@ -509,14 +542,18 @@ static void run_small(const uint32_t *idle_rooms, uint32_t n, const struct job *
 		/* Pools of one size: far pages cost more than near ones, whatever the rooms. */
 		send->idle_pages = idle_rooms[n - 1];
 		rig_begin(&rigs[w]);
+		place(KVP_BASE_NEAR);
 		send->own = rig_daemon_start(&rigs[w], "prefill", NULL);
+		place(KVP_BASE_FAR);
 		receive[w] = *send;
 		receive[w].own = rig_daemon_start(&rigs[w], "decode", NULL);
 		receive[w].other = send->own;
 		rig_rank_start(&rigs[w], "decode", decode_small, &receive[w]);
 		rig_stage_wait(&rigs[w], STAGE_READY, 1, SECS);
 	}
+	place(KVP_BASE_NEAR);
 	rig_rank_start(&rigs[0], "prefill", prefill_small, &worlds);
+	place(KVP_BASE_ANY);
 	for (uint32_t w = 0; w < n; w++) {
 		rig_ranks_join(&rigs[w], SECS);
 		rig_end(&rigs[w]);
@@ -525,29 +562,36 @@ static void run_small(const uint32_t *idle_rooms, uint32_t n, const struct job *
 	}
 }
 
-/* When the destination's daemon had the first byte of a room, in seconds of CLOCK_MONOTONIC. */
-static double first_byte(struct kvp_client *client, uint64_t room)
+/* When the daemon noted this of a room, in seconds of CLOCK_MONOTONIC. */
+static double stage_time(const cJSON *stages, const char *what)
+{
+	const cJSON *stage;
+
+	cJSON_ArrayForEach (stage, stages) {
+		const cJSON *name = cJSON_GetObjectItem(stage, "name");
+
+		if (cJSON_IsString(name) && !strcmp(name->valuestring, what))
+			return cJSON_GetObjectItem(stage, "monotonic_us")->valuedouble / 1e6;
+	}
+	rig_die(__FILE__, __LINE__, what, "no such stage of the room");
+}
+
+static cJSON *room_json(struct kvp_client *client, uint64_t room)
 {
 	char arg[32], *text = NULL;
-	const cJSON *stage = NULL, *stages;
-	double at = 0;
 	cJSON *json;
 
 	snprintf(arg, sizeof(arg), "0x%llx", (unsigned long long)room);
 	RIG_CALL(client, kvp_inspect(client, "room", arg, &text));
 	json = cJSON_Parse(text);
-	stages = cJSON_GetObjectItem(cJSON_GetArrayItem(cJSON_GetObjectItem(json, "rooms"), 0),
-				     "stages");
-	cJSON_ArrayForEach (stage, stages) {
-		const cJSON *name = cJSON_GetObjectItem(stage, "name");
-
-		if (cJSON_IsString(name) && !strcmp(name->valuestring, "first data"))
-			at = cJSON_GetObjectItem(stage, "monotonic_us")->valuedouble / 1e6;
-	}
-	RIG_REQUIRE(at > 0, "no stage of the first data in %s", text);
-	cJSON_Delete(json);
 	free(text);
-	return at;
+	return json;
+}
+
+static const cJSON *room_stages(const cJSON *json)
+{
+	return cJSON_GetObjectItem(cJSON_GetArrayItem(cJSON_GetObjectItem(json, "rooms"), 0),
+				   "stages");
 }
 
 /* One room after the other, a page each. */
@@ -562,11 +606,16 @@ static void prefill_pages(void *arg)
 	for (uint32_t i = 0; i < FIRST_ROOMS; i++) {
 		kvp_room_id id = open_room(client, job, pool.id, 1 + i);
 		const uint32_t pages[] = { i };
+		cJSON *json;
 
 		RIG_REQUIRE(!rig_await(client, id, KVP_WAIT_READY, SECS).failed);
-		results->small[0][i] = kvp_base_now();
+		results->hops[HOP_SUBMIT][i] = kvp_base_now();
 		submit(client, id, pages, 0, PAGE, true);
 		RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, SECS).complete);
+		json = room_json(client, 1 + i);
+		results->hops[HOP_LANE][i] = stage_time(room_stages(json), "first chunk");
+		results->hops[HOP_PACKED][i] = stage_time(room_stages(json), "first packed");
+		cJSON_Delete(json);
 		kvp_room_forget(client, id);
 		rig_stage_wait(job->rig, STAGE_DONE, i + 1, SECS);
 	}
@@ -584,41 +633,76 @@ static void decode_pages(void *arg)
 	for (uint32_t i = 0; i < FIRST_ROOMS; i++) {
 		const uint32_t pages[] = { FIRST_ROOMS - 1 - i };
 		kvp_room_id id = expect_room(client, job, &pool, 1 + i, 0, pages);
+		cJSON *json;
 
 		RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, SECS).complete);
-		results->small[0][i] = first_byte(client, 1 + i) - results->small[0][i];
+		json = room_json(client, 1 + i);
+		results->hops[HOP_DATA][i] = stage_time(room_stages(json), "first data");
+		cJSON_Delete(json);
 		kvp_room_forget(client, id);
 		rig_stage_set(job->rig, STAGE_DONE, i + 1);
 	}
 	kvp_client_close(client);
 }
 
-static double run_pair(const struct job *shape, void (*send_fn)(void *), void (*receive_fn)(void *))
+static void run_pages(const struct job *shape)
 {
 	struct rig rig;
 	struct job send = *shape, receive = *shape;
 
 	rig_begin(&rig);
 	send.rig = receive.rig = &rig;
+	place(KVP_BASE_NEAR);
 	send.own = rig_daemon_start(&rig, "prefill", NULL);
+	rig_rank_start(&rig, "prefill", prefill_pages, &send);
+	place(KVP_BASE_FAR);
 	receive.own = rig_daemon_start(&rig, "decode", NULL);
 	receive.other = send.own;
-	rig_rank_start(&rig, "decode", receive_fn, &receive);
-	rig_rank_start(&rig, "prefill", send_fn, &send);
+	rig_rank_start(&rig, "decode", decode_pages, &receive);
+	place(KVP_BASE_ANY);
 	rig_ranks_join(&rig, SECS);
 	rig_end(&rig);
 	rig_remove(&rig);
-	return kvp_base_median(results->small[0], FIRST_ROOMS);
 }
 
-/* The median over pairs of processes: whether two share a core decides a single pair's time. */
-static double round_trip(int (*pingpong)(uint32_t rounds, double *rtt))
+/* The median over pairs of processes: where they may share a core, that decides a pair's time. */
+static double round_trip(int (*pingpong)(enum kvp_base_node far, uint32_t rounds, double *rtt))
 {
 	double rtts[PAIRS];
 
 	for (uint32_t i = 0; i < PAIRS; i++)
-		RIG_REQUIRE(!pingpong(ROUNDS / PAIRS, &rtts[i]));
+		RIG_REQUIRE(
+			!pingpong(apart ? KVP_BASE_FAR : KVP_BASE_ANY, ROUNDS / PAIRS, &rtts[i]));
 	return kvp_base_median(rtts, PAIRS);
+}
+
+static double hop(uint32_t from, uint32_t to)
+{
+	double times[FIRST_ROOMS];
+
+	for (uint32_t i = 0; i < FIRST_ROOMS; i++)
+		times[i] = results->hops[to][i] - results->hops[from][i];
+	return kvp_base_median(times, FIRST_ROOMS) * 1e6;
+}
+
+static void latency(const struct kvp_base_job *base)
+{
+	const struct job shape = { .tokens = PAGE, .n_dests = 1, .layers = LAYERS, .row = ROW };
+	struct job small = shape;
+	double unix_us = round_trip(kvp_base_pingpong_unix) * 1e6;
+	double tcp_us = round_trip(kvp_base_pingpong_tcp) * 1e6;
+	double copies[REPS], copy_us, chunk;
+
+	RIG_REQUIRE(!kvp_base_memcpy(base, copies));
+	copy_us = kvp_base_median(copies, REPS) / FIRST_ROOMS * 1e6;
+	run_pages(&shape);
+	small.tokens = SMALL_CHUNKS * PAGE;
+	run_small(&(uint32_t){ 0 }, 1, &small, &chunk);
+	printf("%10.1f  %6.1f  %7.1f  %10.1f  %9.1f  %10.1f  %11.1f  %6.1f  %9.2f\n",
+	       hop(HOP_SUBMIT, HOP_DATA), hop(HOP_SUBMIT, HOP_LANE), hop(HOP_LANE, HOP_PACKED),
+	       hop(HOP_PACKED, HOP_DATA), chunk * 1e6, unix_us, tcp_us, copy_us,
+	       hop(HOP_SUBMIT, HOP_DATA) / (unix_us + tcp_us + copy_us));
+	fflush(stdout);
 }
 
 static void bench_latency(void)
@@ -629,22 +713,17 @@ static void bench_latency(void)
 				     .row_bytes = ROW,
 				     .n_dests = 1,
 				     .repetitions = REPS };
-	const struct job shape = { .tokens = PAGE, .n_dests = 1, .layers = LAYERS, .row = ROW };
-	struct job small = shape;
-	double unix_rtt, tcp_rtt, copies[REPS], copy, chunk, first;
 
-	unix_rtt = round_trip(kvp_base_pingpong_unix);
-	tcp_rtt = round_trip(kvp_base_pingpong_tcp);
-	RIG_REQUIRE(!kvp_base_memcpy(&base, copies));
-	copy = kvp_base_median(copies, REPS) / FIRST_ROOMS;
-	first = run_pair(&shape, prefill_pages, decode_pages);
-	small.tokens = SMALL_CHUNKS * PAGE;
-	run_small(&(uint32_t){ 0 }, 1, &small, &chunk);
-	puts("one 64-token page of 7 x 576 bytes, p50 us");
-	puts("submit to first byte  submit to delivered  socket rtt  control rtt  memcpy  "
-	     "first/sum");
-	printf("%20.1f  %19.1f  %10.1f  %11.1f  %6.1f  %9.2f\n", first * 1e6, chunk * 1e6,
-	       unix_rtt * 1e6, tcp_rtt * 1e6, copy * 1e6, first / (unix_rtt + tcp_rtt + copy));
+	puts("one 64-token page of 7 x 576 bytes, p50 us, from submit to the first byte at the "
+	     "other end and in between; to delivered");
+	puts("nodes   first byte  submit to lane  packed  first byte  delivered  socket rtt  "
+	     "control rtt  memcpy  first/sum");
+	for (int i = 0; i < 2; i++) {
+		apart = i == 0;
+		printf("%s", apart ? "apart   " : "anywhere");
+		latency(&base);
+	}
+	apart = false;
 }
 
 static void bench_rooms(void)

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +27,34 @@ double kvp_base_now(void)
 
 	(void)clock_gettime(CLOCK_MONOTONIC, &ts); /* cannot fail with this clock */
 	return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
+}
+
+/* As at the first call: a process that was placed already has not all of them. */
+static const cpu_set_t *all_cores(void)
+{
+	static cpu_set_t all;
+	static bool known;
+
+	if (!known)
+		known = sched_getaffinity(0, sizeof(all), &all) == 0;
+	return &all;
+}
+
+void kvp_base_place(enum kvp_base_node node)
+{
+	const cpu_set_t *all = all_cores();
+	int n = CPU_COUNT(all), seen = 0;
+	cpu_set_t half;
+
+	CPU_ZERO(&half);
+	for (int i = 0; i < CPU_SETSIZE; i++) {
+		if (!CPU_ISSET(i, all))
+			continue;
+		if (node == KVP_BASE_ANY || n < 2 || (seen < n / 2) == (node == KVP_BASE_NEAR))
+			CPU_SET(i, &half);
+		seen++;
+	}
+	(void)sched_setaffinity(0, sizeof(half), &half); /* a subset of what is allowed */
 }
 
 static int compare_double(const void *a, const void *b)
@@ -161,6 +190,7 @@ int kvp_base_stream_open(struct kvp_base_stream *stream, const struct kvp_base_j
 		return r;
 	stream->pid = fork();
 	if (stream->pid == 0) {
+		kvp_base_place(job->far);
 		(void)close(fds[0]);
 		_exit(stream_child(fds[1], job) ? 1 : 0);
 	}
@@ -241,7 +271,7 @@ int kvp_base_memcpy(const struct kvp_base_job *job, double *secs)
 
 /* ---- round trips ---- */
 
-static int pingpong(int fds[2], uint32_t rounds, double *rtt)
+static int pingpong(int fds[2], enum kvp_base_node far, uint32_t rounds, double *rtt)
 {
 	KVP_CLEANUP(kvp_freep) double *times = calloc(rounds, sizeof(*times));
 	char msg[64] = { 0 };
@@ -249,6 +279,7 @@ static int pingpong(int fds[2], uint32_t rounds, double *rtt)
 	pid_t pid = r ? -1 : fork();
 
 	if (pid == 0) {
+		kvp_base_place(far);
 		(void)close(fds[0]);
 		while (!recv_all(fds[1], msg, sizeof(msg)) && !send_all(fds[1], msg, sizeof(msg)))
 			;
@@ -257,6 +288,7 @@ static int pingpong(int fds[2], uint32_t rounds, double *rtt)
 	(void)close(fds[1]);
 	if (!r && pid < 0)
 		r = -errno;
+	kvp_base_place(far == KVP_BASE_ANY ? KVP_BASE_ANY : KVP_BASE_NEAR);
 	for (uint32_t i = 0; !r && i < rounds; i++) {
 		double start = kvp_base_now();
 
@@ -265,6 +297,7 @@ static int pingpong(int fds[2], uint32_t rounds, double *rtt)
 			r = recv_all(fds[0], msg, sizeof(msg));
 		times[i] = kvp_base_now() - start;
 	}
+	kvp_base_place(KVP_BASE_ANY);
 	(void)close(fds[0]);
 	if (pid > 0)
 		r = reap(pid, r);
@@ -273,21 +306,21 @@ static int pingpong(int fds[2], uint32_t rounds, double *rtt)
 	return r;
 }
 
-int kvp_base_pingpong_unix(uint32_t rounds, double *rtt)
+int kvp_base_pingpong_unix(enum kvp_base_node far, uint32_t rounds, double *rtt)
 {
 	int fds[2] = { -1, -1 };
 
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, fds))
 		return -errno;
-	return pingpong(fds, rounds, rtt);
+	return pingpong(fds, far, rounds, rtt);
 }
 
-int kvp_base_pingpong_tcp(uint32_t rounds, double *rtt)
+int kvp_base_pingpong_tcp(enum kvp_base_node far, uint32_t rounds, double *rtt)
 {
 	int fds[2] = { -1, -1 };
 	int r = tcp_pair(fds);
 
-	return r ? r : pingpong(fds, rounds, rtt);
+	return r ? r : pingpong(fds, far, rounds, rtt);
 }
 
 /* ---- naive put: one ucp_put_nbx for each row, a window of them in flight ---- */
@@ -467,6 +500,7 @@ int kvp_base_put(const struct kvp_base_job *job, double *secs)
 		return r;
 	pid[0] = fork();
 	if (pid[0] == 0) {
+		kvp_base_place(job->far);
 		(void)close(fds[0]);
 		_exit(put_child(fds[1], job) ? 1 : 0);
 	}
@@ -475,8 +509,10 @@ int kvp_base_put(const struct kvp_base_job *job, double *secs)
 	double *shared = mmap(NULL, job->repetitions * sizeof(*secs), PROT_READ | PROT_WRITE,
 			      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	pid[1] = pid[0] < 0 || shared == MAP_FAILED ? -1 : fork();
-	if (pid[1] == 0)
+	if (pid[1] == 0) {
+		kvp_base_place(job->far == KVP_BASE_ANY ? KVP_BASE_ANY : KVP_BASE_NEAR);
 		_exit(put_parent(fds[0], job, shared) ? 1 : 0);
+	}
 	(void)close(fds[0]);
 	if (pid[1] < 0)
 		return -EAGAIN;

@@ -11,6 +11,19 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+/*
+ * Two nodes on one machine: each has half of the cores, so that what one does never waits for a
+ * core of the other. Otherwise the scheduler decides anew in each run whether two ends share one.
+ */
+enum kvp_base_node {
+	KVP_BASE_ANY,  /* wherever the scheduler likes */
+	KVP_BASE_NEAR, /* the first half */
+	KVP_BASE_FAR,  /* the second half */
+};
+
+/* The calling process, and those that it forks, run there from now on. */
+void kvp_base_place(enum kvp_base_node node);
+
 /* The bytes that one prompt moves: n_rows rows of row_bytes for each of n_dests destinations. */
 struct kvp_base_job {
 	uint64_t pool_bytes; /* of the source pool; each destination has pool_bytes / n_dests */
@@ -18,6 +31,7 @@ struct kvp_base_job {
 	uint32_t row_bytes;
 	uint32_t n_dests; /* rows of destination r: r, r + n_dests, ... of the source pool */
 	uint32_t repetitions;
+	enum kvp_base_node far; /* where the receiver runs; a stream's sender: as the caller */
 };
 
 /* Each writes the seconds of each repetition, from the first byte sent to the receiver's answer
@@ -40,10 +54,11 @@ int kvp_base_stream_open(struct kvp_base_stream *stream, const struct kvp_base_j
 int kvp_base_stream_run(struct kvp_base_stream *stream, double *secs);
 int kvp_base_stream_close(struct kvp_base_stream *stream, int r);
 
-/* Half a round trip of a small message, p50 over `rounds`, in seconds: over AF_UNIX SEQPACKET and
- * over a loopback TCP connection with blocking reads. */
-int kvp_base_pingpong_unix(uint32_t rounds, double *rtt);
-int kvp_base_pingpong_tcp(uint32_t rounds, double *rtt);
+/* The round trip of a small message, p50 over `rounds`, in seconds: over AF_UNIX SEQPACKET and over
+ * a loopback TCP connection with blocking reads. `far`: ANY for both ends, or FAR: one end on each
+ * half of the cores. */
+int kvp_base_pingpong_unix(enum kvp_base_node far, uint32_t rounds, double *rtt);
+int kvp_base_pingpong_tcp(enum kvp_base_node far, uint32_t rounds, double *rtt);
 
 double kvp_base_now(void);
 double kvp_base_median(double *values, uint32_t n);
