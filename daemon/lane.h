@@ -123,6 +123,10 @@ struct kvp_lane_segment {
 	uint64_t offset, bytes; /* checked against the entry by the loop */
 };
 
+/* At most what a lane keeps of an rx and of a tx, beside their orders. */
+#define KVP_LANE_RX_BYTES 192u
+#define KVP_LANE_TX_BYTES 192u
+
 /* Destination end. Wants name its generation. */
 struct kvp_order_rx {
 	struct kvp_order order;
@@ -130,11 +134,9 @@ struct kvp_order_rx {
 	uint64_t pool;
 	uint64_t room;
 	uint32_t dest;
-	uint32_t n_legs;                        /* data senders: complete when that many legs are */
-	uint32_t n_sides;                       /* by group */
-	struct kvp_side sides[KVP_LANE_GROUPS]; /* pages point into `pages` */
-	uint64_t firsts[KVP_LANE_GROUPS];       /* first position needed, by group */
-	uint32_t *pages;                        /* owned block of all lists */
+	uint32_t n_legs; /* data senders: complete when that many legs are */
+	uint32_t n_sides;
+	uint32_t *pages; /* owned block of all lists */
 	uint64_t prefix, end;
 	uint32_t n_segments;
 	struct kvp_lane_segment *segments; /* owned */
@@ -142,7 +144,8 @@ struct kvp_order_rx {
 	/* The meta lands here: [KVP_LANE_META_MAX], the loop's, NULL without meta. Valid with
 	 * COMPLETE. */
 	uint8_t *meta;
-	uint32_t *meta_bytes; /* the loop's; before COMPLETE */
+	uint32_t *meta_bytes;    /* the loop's; before COMPLETE */
+	struct kvp_side sides[]; /* [n_sides] by group; pages point into `pages` */
 };
 
 /* What both ends of a leg compute alike. Owned: `block` holds everything that geom points to

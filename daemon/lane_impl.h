@@ -311,6 +311,8 @@ struct kvp_rx {
 	TAILQ_ENTRY(kvp_rx) dirty_link; /* also lane->leaving_rxs, lane->returning */
 };
 
+static_assert(sizeof(struct kvp_rx) + sizeof(struct kvp_rx_blob) <= KVP_LANE_RX_BYTES, "rx");
+
 /* A piece on its way from pool to pool, on a GPU. */
 struct kvp_local_move {
 	struct kvp_tx_leg *leg; /* NULL: over */
@@ -436,6 +438,8 @@ struct kvp_tx {
 	bool local_queued, fence_queued;
 	TAILQ_ENTRY(kvp_tx) dirty_link, local_link, fence_link; /* dirty: also lane->leaving_txs */
 };
+
+static_assert(sizeof(struct kvp_tx) <= KVP_LANE_TX_BYTES, "tx");
 
 /* ---- the lane -------------------------------------------------------------------------------- */
 

@@ -66,26 +66,41 @@ bool kvp_room_key_fits(const struct kvp_room *room, const ProtobufCBinaryData *k
 	return differ == 0;
 }
 
-void kvp_room_copy_label(char *to, const char *from)
+/* Most ends have no label. */
+static bool copy_text(struct kvp_room *room, char **to, const char *from)
 {
-	(void)snprintf(to, KVP_MAX_LABEL + 1, "%.63s", from ? from : "");
+	if (!from || !from[0])
+		return true;
+	*to = strndup(from, KVP_MAX_LABEL);
+	if (!*to)
+		return false;
+	room->bytes += strlen(*to) + 1;
+	return true;
+}
+
+bool kvp_room_set_label(struct kvp_room *room, const char *label)
+{
+	return copy_text(room, &room->label, label);
 }
 
 /* ---- one end: begin and end --------------------------------------------------------------------
  */
 
 struct kvp_room *kvp_room_new(struct kvp_rooms *rooms, struct kvp_room_owner *owner,
-			      struct kvp_pool *pool)
+			      struct kvp_pool *pool, const struct kvp_room_key *key)
 {
-	struct kvp_room *room = calloc(1, sizeof(*room));
+	size_t bytes = key->is_dest ? KVP_ROOM_DEST_BYTES : KVP_ROOM_SEND_BYTES;
+	struct kvp_room *room = calloc(1, bytes);
 
 	if (!room)
 		return NULL;
 	room->end_order = calloc(1, sizeof(*room->end_order));
-	if (!room->end_order) {
+	if (!room->end_order || !copy_text(room, &room->client, owner->name)) {
+		free(room->end_order);
 		free(room);
 		return NULL;
 	}
+	room->key = *key;
 	room->rooms = rooms;
 	room->owner = owner;
 	room->pool = pool;
@@ -95,10 +110,9 @@ struct kvp_room *kvp_room_new(struct kvp_rooms *rooms, struct kvp_room_owner *ow
 	room->heap_idx = UINT32_MAX;
 	room->deadline_ns = UINT64_MAX;
 	room->created_ns = room->state_since_ns = kvp_room_now();
-	room->bytes = sizeof(*room) + sizeof(*room->end_order);
+	room->bytes += bytes + sizeof(*room->end_order);
 	kvp_pool_get(pool);
 	room->uid = owner->uid;
-	kvp_room_copy_label(room->client, owner->name);
 	return room;
 }
 
@@ -161,6 +175,8 @@ void kvp_room_free(struct kvp_room *room)
 	room_give_back_pool(room);
 	free(room->end_order);
 	free(room->reason);
+	free(room->label);
+	free(room->client);
 	free(room);
 }
 
@@ -348,7 +364,7 @@ static void room_log_failure(const struct kvp_room *room)
 	kvp_log_limited(&room->rooms->log_limit, failure_level(room->status),
 			"room 0x%llx %s %u \"%s\" of \"%s\" failed: %s: %s",
 			(unsigned long long)room->key.room, room->key.is_dest ? "dest" : "sender",
-			room->key.index, room->label, room->client,
+			room->key.index, kvp_room_label(room), kvp_room_client(room),
 			kvp_status_name((enum kvp_status)room->status), kvp_room_reason(room));
 }
 
@@ -551,7 +567,7 @@ void kvp_rooms_owner_lost(struct kvp_rooms *rooms, struct kvp_room_owner *owner,
 			room->send.recalled = NULL; /* nobody is there to hear it */
 		room_leave_owner(room);
 		kvp_room_fail(room, KVP__STATUS__STATUS_CLIENT_LOST, "client \"%s\" of %s %u: %s",
-			      room->client, room->key.is_dest ? "destination" : "sender",
+			      kvp_room_client(room), room->key.is_dest ? "destination" : "sender",
 			      room->key.index, why);
 		if (room->released)
 			kvp_room_free(room);
@@ -566,7 +582,7 @@ void kvp_rooms_pool_ends(struct kvp_rooms *rooms, struct kvp_pool *pool, Kvp__St
 	DL_FOREACH_SAFE (rooms->all, room, tmp) {
 		if (room->pool == pool)
 			kvp_room_fail(room, status, "pool %u of \"%s\": %s", pool->client_id,
-				      room->client, why);
+				      kvp_room_client(room), why);
 	}
 }
 

@@ -352,7 +352,7 @@ static int ring_grow(struct kvp_room *room)
 {
 	struct kvp_room_send *send = &room->send;
 	uint32_t n = send->n_chunks - send->chunk_base;
-	uint32_t cap = send->cap_chunks ? 2 * send->cap_chunks : 4;
+	uint32_t cap = send->cap_chunks ? 2 * send->cap_chunks : 1;
 	struct kvp_room_chunk *ring;
 
 	if (n < send->cap_chunks)

@@ -201,7 +201,8 @@ static Kvp__Status refuse_held(const struct kvp_room *room, uint32_t group, uint
 	return kvp_room_refuse(err, KVP__STATUS__STATUS_PAGE_HELD,
 			       "sides: page %u of group %u is held by room 0x%llx destination %u "
 			       "\"%s\"%s",
-			       page, group, ull(holder->key.room), holder->key.index, holder->label,
+			       page, group, ull(holder->key.room), holder->key.index,
+			       kvp_room_label(holder),
 			       kvp_room_terminal(holder) ? ", over but not released" : "");
 }
 
@@ -340,7 +341,8 @@ static int order_rx(struct kvp_room *room)
 {
 	struct kvp_room_dest *dest = &room->dest;
 	uint64_t n_pages = n_pages_of(dest);
-	KVP_CLEANUP(order_rx_freep) struct kvp_order_rx *order = calloc(1, sizeof(*order));
+	size_t bytes = sizeof(struct kvp_order_rx) + dest->n_groups * sizeof(struct kvp_side);
+	KVP_CLEANUP(order_rx_freep) struct kvp_order_rx *order = calloc(1, bytes);
 
 	if (!order)
 		return -ENOMEM;
@@ -364,7 +366,6 @@ static int order_rx(struct kvp_room *room)
 		order->sides[g] = dest->sides[g];
 		if (dest->sides[g].page)
 			order->sides[g].pages = order->pages + (dest->sides[g].pages - dest->pages);
-		order->firsts[g] = dest->firsts[g];
 	}
 	order->prefix = room->prefix;
 	order->end = room->end;
@@ -372,6 +373,7 @@ static int order_rx(struct kvp_room *room)
 	order->meta_from = dest->meta_from;
 	order->meta = dest->meta;
 	order->meta_bytes = &dest->meta_bytes;
+	room->bytes += bytes + n_pages * sizeof(*order->pages) + KVP_LANE_RX_BYTES;
 	kvp_lane_order(room->lane, &KVP_TAKE(order)->order);
 	return 0;
 }
@@ -393,7 +395,8 @@ static Kvp__Status expect_fill(struct kvp_room *room, const Kvp__Expect *msg,
 {
 	Kvp__Status status;
 
-	kvp_room_copy_label(room->label, msg->label);
+	if (!kvp_room_set_label(room, msg->label))
+		return kvp_room_refuse(err, KVP__STATUS__STATUS_NO_MEMORY, "no memory");
 	kvp_room_set_timers(room, msg->timers);
 	room->handle.handle = msg->handle;
 	room->secret_bytes = (uint32_t)KVP_MIN(msg->key.len, (size_t)KVP_KEY_BYTES);
@@ -435,10 +438,9 @@ static Kvp__Status rooms_expect(struct kvp_rooms *rooms, struct kvp_room_owner *
 				       "pool %u is mapped for reading only: its fds are sealed "
 				       "against writing",
 				       pool->client_id);
-	room = kvp_room_new(rooms, owner, pool);
+	room = kvp_room_new(rooms, owner, pool, &key);
 	if (!room)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_NO_MEMORY, "no memory");
-	room->key = key;
 	status = expect_fill(room, msg, lists, err);
 	if (status != KVP_ROOM_OK)
 		return status;

@@ -185,8 +185,8 @@ static void view_board(const struct kvp_board *board, struct kvp_room_view *view
 
 static void view_names(const struct kvp_room *room, struct kvp_room_view *view)
 {
-	memcpy(view->label, room->label, sizeof(view->label));
-	memcpy(view->client, room->client, sizeof(view->client));
+	(void)snprintf(view->label, sizeof(view->label), "%s", kvp_room_label(room)); /* fits */
+	(void)snprintf(view->client, sizeof(view->client), "%s", kvp_room_client(room));
 	(void)snprintf(view->reason, sizeof(view->reason), "%s", kvp_room_reason(room));
 	view->room = room->key.room;
 	view->session = room->handle.owner;

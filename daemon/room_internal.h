@@ -11,7 +11,9 @@
  * freed.
  */
 
+#include <assert.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <utlist.h>
 
 #include "daemon/log.h"
@@ -53,13 +55,13 @@ struct kvp_dleg {
 	struct kvp_room *room;
 	struct kvp_peer *peer;        /* held; NULL once given back */
 	struct kvp_dleg *prev, *next; /* of the peer's legs */
-	enum kvp_dleg_state state;
 	uint32_t sender, n_dests;
-	bool data;                  /* role */
-	bool local;                 /* accepted, and on the lane that the sender's pool is on */
-	bool over;                  /* its sender has aborted it: no abort goes back */
-	bool drained;               /* its sender has nothing of it running any more */
-	enum kvp_sums sums;         /* accepted */
+	enum kvp_sums sums; /* accepted */
+	enum kvp_dleg_state state : 8;
+	bool data : 1;              /* role */
+	bool local : 1;             /* accepted, and on the lane that the sender's pool is on */
+	bool over : 1;              /* its sender has aborted it: no abort goes back */
+	bool drained : 1;           /* its sender has nothing of it running any more */
 	uint64_t since_ns;          /* of the state */
 	struct kvp_lane_geom *geom; /* owned copy for the coverage check, until all have accepted */
 };
@@ -83,9 +85,9 @@ struct kvp_sleg {
 	bool data, local; /* local: the destination is on this lane */
 	bool over;        /* its destination has aborted it */
 	enum kvp_sums sums;
-	Kvp__PeerMsg *offer;              /* owned */
-	struct kvp_lane_geom geom;        /* owned until it goes to the lane with Go */
-	uint64_t firsts[KVP_LANE_GROUPS]; /* by source group: first position that anybody needs */
+	Kvp__PeerMsg *offer;       /* owned */
+	struct kvp_lane_geom geom; /* owned until it goes to the lane with Go */
+	uint64_t firsts[]; /* [send.n_groups] by source group: first position that it needs */
 };
 
 /* ---- the two kinds of ends ---------------------------------------------------------------------
@@ -174,8 +176,8 @@ struct kvp_room {
 	uint64_t seen_by; /* the last walk that came to it */
 	uint8_t secret[KVP_KEY_BYTES];
 	uint32_t secret_bytes;
-	char label[KVP_MAX_LABEL + 1], client[KVP_MAX_LABEL + 1];
-	uint32_t uid; /* of the client */
+	char *label, *client; /* owned; NULL: "" */
+	uint32_t uid;         /* of the client */
 	Kvp__RoomState state;
 	Kvp__Status status;
 	char *reason; /* owned; NULL: none, or no memory for it */
@@ -191,11 +193,23 @@ struct kvp_room {
 	uint64_t created_ns, state_since_ns, ended_ns, ended_wall_ms;
 	uint64_t offered_ns, accepted_ns, complete_ns, failed_ns, released_ns;
 	uint64_t bytes; /* of memory, roughly */
-	union {
+	union {         /* by key.is_dest; there is memory for that kind only */
 		struct kvp_room_dest dest;
 		struct kvp_room_send send;
 	};
 };
+
+/*
+ * What an end costs, beside lists of pages and names: the numbers of docs/architecture.md 6.
+ * Whoever adds a field here adds it ten thousand times.
+ */
+#define KVP_ROOM_DEST_BYTES (offsetof(struct kvp_room, dest) + sizeof(struct kvp_room_dest))
+#define KVP_ROOM_SEND_BYTES (offsetof(struct kvp_room, send) + sizeof(struct kvp_room_send))
+static_assert(KVP_ROOM_DEST_BYTES <= 960, "destination");
+static_assert(KVP_ROOM_SEND_BYTES <= 1064, "sender");
+static_assert(sizeof(struct kvp_dleg) <= 64, "sender of a destination");
+static_assert(sizeof(struct kvp_sleg) <= 256, "destination of a sender");
+static_assert(sizeof(struct kvp_room_chunk) <= 304, "chunk of a sender");
 
 /* ---- all rooms ---------------------------------------------------------------------------------
  */
@@ -291,7 +305,7 @@ Kvp__Status kvp_room_refuse(char *err, Kvp__Status status, const char *fmt, ...)
 
 /* room.c */
 struct kvp_room *kvp_room_new(struct kvp_rooms *rooms, struct kvp_room_owner *owner,
-			      struct kvp_pool *pool);
+			      struct kvp_pool *pool, const struct kvp_room_key *key);
 /* Undoes what was done so far to an end that never became one, or frees one that is over. */
 void kvp_room_free(struct kvp_room *room);
 static inline void kvp_room_freep(struct kvp_room **room)
@@ -329,7 +343,16 @@ void kvp_room_fail_as(struct kvp_room *room, Kvp__Status status, bool retry, con
 /* complete at a destination, done at a sender. */
 void kvp_room_succeed(struct kvp_room *room, Kvp__RoomState state);
 int kvp_room_order_id(struct kvp_room *room, enum kvp_order_type type, uint32_t value);
-void kvp_room_copy_label(char *to, const char *from);
+/* False: no memory. */
+bool kvp_room_set_label(struct kvp_room *room, const char *label);
+static inline const char *kvp_room_label(const struct kvp_room *room)
+{
+	return room->label ? room->label : "";
+}
+static inline const char *kvp_room_client(const struct kvp_room *room)
+{
+	return room->client ? room->client : "";
+}
 bool kvp_room_status_retry(Kvp__Status status);
 /* Constant time in what the keys are; their lengths are no secret. */
 bool kvp_room_key_fits(const struct kvp_room *room, const ProtobufCBinaryData *key);

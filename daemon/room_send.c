@@ -124,7 +124,8 @@ static Kvp__Status open_fill(struct kvp_room *room, const Kvp__Open *msg, char *
 {
 	Kvp__Status status;
 
-	kvp_room_copy_label(room->label, msg->label);
+	if (!kvp_room_set_label(room, msg->label))
+		return kvp_room_refuse(err, KVP__STATUS__STATUS_NO_MEMORY, "no memory");
 	kvp_room_set_timers(room, msg->timers);
 	room->handle.handle = msg->handle;
 	room->secret_bytes = (uint32_t)KVP_MIN(msg->key.len, (size_t)KVP_KEY_BYTES);
@@ -150,6 +151,7 @@ static int order_tx(struct kvp_room *room)
 	order->pool = room->pool->id;
 	order->room = room->key.room;
 	order->sender = room->key.index;
+	room->bytes += sizeof(*order) + KVP_LANE_TX_BYTES;
 	kvp_lane_order(room->lane, &order->order);
 	return 0;
 }
@@ -164,10 +166,9 @@ static Kvp__Status rooms_open(struct kvp_rooms *rooms, struct kvp_room_owner *ow
 
 	if (status != KVP_ROOM_OK)
 		return status;
-	room = kvp_room_new(rooms, owner, pool);
+	room = kvp_room_new(rooms, owner, pool, &key);
 	if (!room)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_NO_MEMORY, "no memory");
-	room->key = key;
 	status = open_fill(room, msg, err);
 	if (status != KVP_ROOM_OK)
 		return status;
@@ -196,6 +197,11 @@ Kvp__Status kvp_rooms_open(struct kvp_rooms *rooms, struct kvp_room_owner *owner
 /* ---- offers ------------------------------------------------------------------------------------
  */
 
+static size_t sleg_bytes(const struct kvp_room *room)
+{
+	return sizeof(struct kvp_sleg) + room->send.n_groups * sizeof(uint64_t);
+}
+
 void kvp_sleg_free(struct kvp_sleg *leg)
 {
 	struct kvp_room *room = leg->room;
@@ -205,8 +211,8 @@ void kvp_sleg_free(struct kvp_sleg *leg)
 	room->send.n_legs--;
 	if (!room->send.legs && !room->send.ready)
 		room->send.n_dests = 0; /* the next offers say anew */
-	room->bytes -= sizeof(*leg);
-	room->rooms->stats.bytes_rooms -= sizeof(*leg);
+	room->bytes -= sleg_bytes(room);
+	room->rooms->stats.bytes_rooms -= sleg_bytes(room);
 	kvp_peer_free(leg->offer);
 	free(leg->geom.block);
 	free(leg);
@@ -217,7 +223,6 @@ static void leg_firsts(struct kvp_sleg *leg)
 {
 	const struct kvp_leg_geom *geom = &leg->geom.geom;
 
-	memset(leg->firsts, 0xff, sizeof(leg->firsts));
 	for (uint32_t i = 0; i < geom->n_pairs; i++) {
 		uint32_t src_group = geom->src[geom->pairs[i].src_entry].group;
 		uint32_t dst_group = geom->dst[geom->pairs[i].dst_entry].group;
@@ -355,7 +360,7 @@ static Kvp__Status offer_take(struct kvp_room *room, struct kvp_peer *peer, cons
 
 	if (status != KVP_ROOM_OK)
 		return status;
-	leg = calloc(1, sizeof(*leg));
+	leg = calloc(1, sleg_bytes(room));
 	if (!leg)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_NO_MEMORY, "no memory");
 	leg->room = room;
@@ -364,11 +369,11 @@ static Kvp__Status offer_take(struct kvp_room *room, struct kvp_peer *peer, cons
 	leg->since_ns = kvp_room_now();
 	leg->data = msg->offer->role == KVP__SENDER_ROLE__ROLE_DATA;
 	leg->offer = kvp_room_copy_msg(msg);
-	memset(leg->firsts, 0xff, sizeof(leg->firsts));
+	memset(leg->firsts, 0xff, room->send.n_groups * sizeof(leg->firsts[0]));
 	DL_APPEND2(room->send.legs, leg, rprev, rnext);
 	room->send.n_legs++;
-	room->bytes += sizeof(*leg);
-	room->rooms->stats.bytes_rooms += sizeof(*leg);
+	room->bytes += sleg_bytes(room);
+	room->rooms->stats.bytes_rooms += sleg_bytes(room);
 	if (!leg->offer)
 		status = kvp_room_refuse(err, KVP__STATUS__STATUS_NO_MEMORY, "no memory");
 	else if (leg->data)

@@ -303,7 +303,7 @@ static void drain_over(struct kvp_room *room)
 	kvp_log_limited(&room->rooms->log_limit, KVP_LOG_WARNING,
 			"room 0x%llx %s %u \"%s\" is over but not quiet for %.1f s",
 			(unsigned long long)room->key.room, room->key.is_dest ? "dest" : "sender",
-			room->key.index, room->label, seconds(drain_ns));
+			room->key.index, kvp_room_label(room), seconds(drain_ns));
 	(void)snprintf(why, sizeof(why), "holds the bytes of a room that is over for %.1f s",
 		       seconds(drain_ns));
 	if (!room->key.is_dest) {

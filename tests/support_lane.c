@@ -566,7 +566,8 @@ static void rx_order(struct lt_room *room, uint32_t d)
 {
 	struct lt_dest *dest = &room->dests[d];
 	const struct lt_pool *pool = dest->pool;
-	struct kvp_order_rx *order = lt_alloc(1, sizeof(*order));
+	struct kvp_order_rx *order =
+		lt_alloc(1, sizeof(*order) + pool->shape.groups * sizeof(order->sides[0]));
 
 	order->order.type = KVP_ORDER_RX_ADD;
 	order->board = &dest->board;
@@ -582,7 +583,6 @@ static void rx_order(struct lt_room *room, uint32_t d)
 		memcpy(pages, pool->pages[g], pool->shape.n_pages * sizeof(*pages));
 		order->sides[g] = pool->sides[g];
 		order->sides[g].pages = pages;
-		order->firsts[g] = first_of(room, g);
 	}
 	order->prefix = room->prefix;
 	order->end = room->end;
