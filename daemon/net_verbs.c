@@ -197,8 +197,8 @@ static int verbs_progress(struct kvp_net *net)
 	n += kvp_vb_direct_turn(net);
 	if (net->now_ns - net->tick_ns >= KVP_VB_TICK_NS)
 		n += tick(net);
-	else if (net->n_connecting > 0 && net->config.rdma_cm)
-		n += take_events(net);
+	else if (net->config.rdma_cm && net->n_connecting + net->n_draining > 0)
+		n += take_events(net); /* also whether the port is down, before an id is dropped */
 	n += kvp_vb_tell_sent(net);
 	n += kvp_vb_turn_conns(net);
 	kvp_vb_turn_ins(net);

@@ -196,6 +196,8 @@ struct kvp_vb_rail {
 	struct kvp_rq ud_rq;
 	struct rdma_event_channel *cm; /* NULL: connections are made by datagrams */
 	struct rdma_cm_id *listener;
+	struct rdma_cm_id *parked[KVP_VB_CONNS]; /* to be destroyed when the port is up */
+	unsigned n_parked;
 	uint16_t cm_port;
 	uint32_t n_conns, n_conns_max; /* what the completion queue has room for */
 	uint32_t n_by_state[KVP_VB_STATES];
@@ -592,6 +594,10 @@ struct ibv_ah_attr kvp_vb_way(const struct kvp_vb_rail *rail, const struct kvp_v
 /* net_verbs_cm.c: the same by librdmacm */
 int kvp_vb_cm_init(struct kvp_vb_rail *rail);
 void kvp_vb_cm_fini(struct kvp_vb_rail *rail);
+/* The id of a connection that is gone. */
+void kvp_vb_cm_drop(struct kvp_vb_rail *rail, struct rdma_cm_id *id);
+/* Those that waited for the port. */
+void kvp_vb_cm_drop_parked(struct kvp_vb_rail *rail);
 int kvp_vb_cm_connect(struct kvp_vb_conn *conn);
 int kvp_vb_cm_accept(struct kvp_vb_conn *conn);
 /* How many events there were. */

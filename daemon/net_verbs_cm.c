@@ -342,8 +342,27 @@ int kvp_vb_cm_init(struct kvp_vb_rail *rail)
 	return 0;
 }
 
+/* The end of an id tells the peer, by a datagram of the kernel's own queue pair. While the port is
+ * down it could not leave, and after a datagram that could not leave soft RoCE's never receives
+ * anything again: nobody would be connected any more until the device is made anew. */
+void kvp_vb_cm_drop(struct kvp_vb_rail *rail, struct rdma_cm_id *id)
+{
+	if (rail->port_down && !rail->dead && !rail->net->closing &&
+	    rail->n_parked < KVP_ARRAY_SIZE(rail->parked))
+		rail->parked[rail->n_parked++] = id;
+	else
+		(void)rdma_destroy_id(id); /* no event of it is kept */
+}
+
+void kvp_vb_cm_drop_parked(struct kvp_vb_rail *rail)
+{
+	while (rail->n_parked > 0)
+		(void)rdma_destroy_id(rail->parked[--rail->n_parked]);
+}
+
 void kvp_vb_cm_fini(struct kvp_vb_rail *rail)
 {
+	kvp_vb_cm_drop_parked(rail);
 	if (rail->listener)
 		(void)rdma_destroy_id(rail->listener); /* no event of it is kept */
 	if (rail->cm)

@@ -168,7 +168,7 @@ void kvp_vb_conn_destroy(struct kvp_vb_conn *conn)
 	if (conn->ah)
 		(void)ibv_destroy_ah(conn->ah);
 	if (conn->cm)
-		(void)rdma_destroy_id(conn->cm); /* no event of it is kept */
+		kvp_vb_cm_drop(conn->rail, conn->cm);
 	free(conn->memory);
 	if (conn->dirty)
 		TAILQ_REMOVE(&net->dirty, conn, dirty_link);

@@ -116,6 +116,7 @@ static void look_again(struct kvp_vb_rail *rail)
 	if (rail->port_down)
 		kvp_log(KVP_LOG_NOTICE, "verbs %s: port %u is up", nic.device, nic.port);
 	rail->port_down = false;
+	kvp_vb_cm_drop_parked(rail);
 	kvp_vb_ep_port_up(rail,
 			  memcmp(&before, &net->address.ends[rail->idx], sizeof(before)) != 0);
 }

@@ -155,7 +155,7 @@ static void daemon_greet(struct rig_daemon *daemon)
 {
 	struct kvp_client_options options = KVP_CLIENT_OPTIONS_INIT;
 	struct kvp_client *client;
-	uint64_t until = rig_now_ns() + 20 * UINT64_C(1000000000);
+	uint64_t until = rig_now_ns() + 60 * UINT64_C(1000000000); /* of an emulator */
 	int status = 0, rc;
 
 	options.socket = daemon->socket;

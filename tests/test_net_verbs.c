@@ -428,6 +428,31 @@ Test(net_verbs, a_memlock_limit_is_said_at_the_start)
 	expect_nothing_left();
 }
 
+/* Credits make it impossible, so they are made up: the peer's card has no receive left. */
+Test(net_verbs, a_missing_receive_is_said)
+{
+	struct kvp_net_rail rails[KVP_NET_RAILS];
+	struct vp_node a, b;
+	uint64_t seq = 0;
+
+	open_pair(&a, &b, 32);
+	send_until_taken(&a, &b, seq++);
+	cr_assert(vp_turn(&a, &b, &b.messages, 1, 2000));
+	a.ep->paths[0].conn->credits = 1000;
+	while (a.failed == 0 && seq < 100) {
+		if (vp_send(&a, seq) == 0)
+			seq++;
+		(void)kvp_net_verbs.progress(a.net);
+	}
+	cr_assert_eq(a.failed, 1);
+	cr_assert_eq(a.last_status, -ENOBUFS);
+	cr_assert_not_null(strstr(kvp_net_verbs.ep_reason(a.ep), "RNR retry counter exceeded"),
+			   "%s", kvp_net_verbs.ep_reason(a.ep));
+	cr_assert_eq(kvp_net_verbs.rails(a.net, rails), 1);
+	cr_assert_eq(rails[0].lost, 1);
+	close_pair(&a, &b);
+}
+
 Test(net_verbs, port_events)
 {
 	struct vp_node a, b;

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "daemon/net_verbs.h"
 #include "proto/util.h"
 #include "tests/rxe/checks.h"
 #include "tests/support_verbs.h"
@@ -161,6 +162,86 @@ static void a_bad_key_loses_the_connection(void)
 		vp_idle(&a, &b, 1);
 	KVP_EXPECT(vp_turn(&a, &b, &b.data, 2, 5000));
 	printf("  in all %lu ms\n", vp_ms() - from);
+	close_pair(&a, &b);
+}
+
+static uint64_t counter(const char *device, const char *name)
+{
+	char path[128], text[32] = "";
+	FILE *file;
+
+	(void)snprintf(path, sizeof(path), "/sys/class/infiniband/%s/ports/1/hw_counters/%s",
+		       device, name);
+	file = fopen(path, "re");
+	KVP_EXPECT(file, "%s", path);
+	KVP_EXPECT(fgets(text, sizeof(text), file));
+	(void)fclose(file); /* was only read */
+	return strtoull(text, NULL, 10);
+}
+
+/* A pair of which `a` believes that there are receives without end. */
+static void open_without_credits(struct vp_node *a, struct vp_node *b, uint8_t rnr_timer)
+{
+	struct kvp_net_verbs_config config = config_of("rxe2");
+	char err[256] = "";
+
+	config.rnr_timer = rnr_timer;
+	open_on(a, "rxe1");
+	KVP_EXPECT(vp_open(b, &config, SLOT, err, sizeof(err)) == 0, "%s", err);
+	KVP_EXPECT(vp_connect(a, b) == 0);
+	KVP_EXPECT(vp_connect(b, a) == 0);
+	while (vp_send(a, 0) == -EAGAIN)
+		vp_idle(a, b, 1);
+	KVP_EXPECT(vp_turn(a, b, &b->messages, 1, 5000));
+	a->ep->paths[0].conn->credits = 100000;
+}
+
+/* More than the receives that are there; the receiver does not turn. */
+static uint64_t send_too_many(struct vp_node *a)
+{
+	uint64_t seq = 1;
+
+	for (; seq <= 160; seq++) {
+		while (a->failed == 0 && vp_send(a, seq) == -EAGAIN)
+			vp_idle(a, NULL, 1);
+		if (a->failed > 0)
+			break;
+	}
+	return seq - 1;
+}
+
+/* Soon enough: the card waits, and only its counter says so. */
+static void missing_receives_are_waited_for(void)
+{
+	uint64_t before = counter("rxe1", "rcvd_rnr_err");
+	struct vp_node a, b;
+
+	open_without_credits(&a, &b, 28); /* 164 ms */
+	KVP_EXPECT(send_too_many(&a) == 160);
+	vp_idle(&a, NULL, 50);
+	KVP_EXPECT(vp_turn(&a, &b, &b.messages, 161, 10000), "%lu", b.messages);
+	KVP_EXPECT(a.failed + b.failed == 0);
+	printf("  the card was told %lu times to wait\n", counter("rxe1", "rcvd_rnr_err") - before);
+	KVP_EXPECT(counter("rxe1", "rcvd_rnr_err") > before);
+	close_pair(&a, &b);
+}
+
+/* Never: the connection is lost, with the reason. */
+static void missing_receives_lose_the_connection(void)
+{
+	struct vp_node a, b;
+	uint64_t from;
+
+	open_without_credits(&a, &b, 12);
+	from = vp_ms();
+	(void)send_too_many(&a);
+	KVP_EXPECT(vp_turn(&a, NULL, &a.failed, 1, 10000), "nobody noticed");
+	printf("  noticed after %lu ms: %s\n", vp_ms() - from, kvp_net_verbs.ep_reason(a.ep));
+	KVP_EXPECT(a.last_status == -ENOBUFS, "%s", strerror(-a.last_status));
+	KVP_EXPECT(strstr(kvp_net_verbs.ep_reason(a.ep), "RNR"));
+	KVP_EXPECT(a.net->rails[0].lost == 1);
+	kvp_net_verbs.ep_close(a.net, a.ep);
+	KVP_EXPECT(vp_turn(&a, &b, &a.closed, 1, 5000));
 	close_pair(&a, &b);
 }
 
@@ -354,6 +435,8 @@ const struct kvp_check kvp_checks_net[] = {
 	{ "net: credits hold", credits_hold, 40 },
 	{ "net: a bad key loses the connection", a_bad_key_loses_the_connection, 20 },
 	{ "net: writes are bounded", writes_are_bounded, 20 },
+	{ "net: missing receives are waited for", missing_receives_are_waited_for, 30 },
+	{ "net: missing receives lose the connection", missing_receives_lose_the_connection, 30 },
 	{ "net: a killed peer is noticed", a_killed_peer_is_noticed, 30 },
 	{ "net: a killed peer fails what is under way", a_killed_peer_fails_what_is_under_way, 30 },
 	{ "net: nobody there times out", nobody_there_times_out, 20 },

@@ -10,7 +10,7 @@
 
 static const struct kvp_check *const lists[] = { kvp_checks_rig, kvp_checks_net, kvp_checks_rails,
 						 NULL };
-static const struct kvp_check *const lists_two[] = { kvp_checks_nodes, NULL };
+static const struct kvp_check *const lists_two[] = { kvp_checks_rooms, kvp_checks_nodes, NULL };
 
 double kvp_check_ms(void)
 {

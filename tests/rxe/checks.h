@@ -19,7 +19,8 @@ struct kvp_check {
 extern const struct kvp_check kvp_checks_rig[];
 extern const struct kvp_check kvp_checks_net[];
 extern const struct kvp_check kvp_checks_rails[];
-extern const struct kvp_check kvp_checks_nodes[]; /* in two guests */
+extern const struct kvp_check kvp_checks_rooms[]; /* in two guests */
+extern const struct kvp_check kvp_checks_nodes[]; /* the same; the end of the second */
 
 #define KVP_EXPECT(cond, ...)                                              \
 	do {                                                               \

@@ -8,7 +8,7 @@
 # The command runs as root in the current folder.
 #   one node:   rxe0 on dummy0 10.9.0.1; rxe1 and rxe2 on a veth pair, 10.9.1.1 and 10.9.1.2, rxe3 and
 #               rxe4 on another, 10.9.3.1 and 10.9.3.2; packets really cross the pairs
-#   two nodes:  rxe0 on eth0, 10.9.2.1 and 10.9.2.2
+#   two nodes:  rxe0 on eth0, 10.9.2.1 and 10.9.2.2; rxe1 on eth1, 10.9.4.1 and 10.9.4.2
 # It gets RDMA_NODE, RDMA_NODES, RDMA_DEV, RDMA_IP, RDMA_PEER, RDMA_GID_INDEX, and the folder
 # /run/rdma-guest, which guests and host share. A file kill.N made there ends node N like a power cut.
 #
@@ -146,16 +146,19 @@ chmod +x "$run/initrd/init"
 
 boot() # node
 {
-	local net=()
-	[ "$nodes" = 1 ] || net=(
-		-netdev "dgram,id=n0,local.type=unix,local.path=$run/net$1,remote.type=unix,remote.path=$run/net$((1 - $1))"
-		-device "virtio-net-pci,netdev=n0,mac=52:54:00:09:00:0$(($1 + 1))"
-	)
-	# The CPU flags and clearcpuid leave out what the emulator does slowly.
+	local net=() k
+	for k in 0 1; do
+		[ "$nodes" = 1 ] || net+=(
+			-netdev "dgram,id=n$k,local.type=unix,local.path=$run/net$k.$1,remote.type=unix,remote.path=$run/net$k.$((1 - $1))"
+			-device "virtio-net-pci,netdev=n$k,mac=52:54:00:09:0$k:0$(($1 + 1))"
+		)
+	done
+	# The CPU flags and clearcpuid leave out what the emulator does slowly. A busy host is too slow for
+	# the check of the timer, and without it the kernel would stop.
 	qemu-system-x86_64 -nodefaults -no-user-config -display none -no-reboot -machine q35 \
 		-accel tcg,thread=multi -cpu max,-erms,-fsrm,-pclmulqdq,-la57,-smap,-smep,-pku \
 		-smp "$cpus" -m "$mem" -kernel "$kernel/vmlinux" -initrd "$run/initrd.img" \
-		-append "console=ttyS0 quiet panic=-1 tsc=reliable clocksource=tsc mitigations=off nokaslr init_on_alloc=0 lsm= audit=0 clearcpuid=112,297,580 rdma.node=$1" \
+		-append "console=ttyS0 quiet panic=-1 no_timer_check tsc=reliable clocksource=tsc mitigations=off nokaslr init_on_alloc=0 lsm= audit=0 clearcpuid=112,297,580 rdma.node=$1" \
 		-serial "file:$run/console.$1" -device virtio-serial-pci \
 		-chardev "file,id=out,path=$run/out.$1" -device virtserialport,chardev=out,name=out \
 		-virtfs local,path=/,mount_tag=hostroot,security_model=none,readonly=on,multidevs=remap \

@@ -42,11 +42,13 @@ if [ "$2" = 1 ]; then
 else
 	export RDMA_IP=10.9.2.$((RDMA_NODE + 1)) RDMA_PEER=10.9.2.$((2 - RDMA_NODE))
 	rxe_on rxe0 eth0 $RDMA_IP
+	rxe_on rxe1 eth1 10.9.4.$((RDMA_NODE + 1))
 fi
 
 # GID 1 is the one made from the IPv4 address; it comes a moment later.
 tries=0
-until grep -q ffff /sys/class/infiniband/rxe0/ports/1/gids/1 || [ $tries -ge 50 ]; do
+until { grep -q ffff /sys/class/infiniband/rxe0/ports/1/gids/1 &&
+	grep -q ffff /sys/class/infiniband/rxe1/ports/1/gids/1; } || [ $tries -ge 50 ]; do
 	tries=$((tries + 1))
 	sleep 0.1
 done
