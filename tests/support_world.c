@@ -220,3 +220,62 @@ bool world_good(struct world *w)
 			return false;
 	return true;
 }
+
+/* ---- moves ----------------------------------------------------------------------------------- */
+
+struct kvp_move_source world_source(const struct world *w)
+{
+	return (struct kvp_move_source){
+		.src = { .maps = w->src_maps, .sides = &w->src },
+		.n_entries = ENTRIES,
+		.start = w->start,
+		.tokens = w->tokens,
+	};
+}
+
+struct kvp_move world_move(const struct world *w, uint32_t r)
+{
+	return (struct kvp_move){
+		.leg = &w->legs[r],
+		.dst = { .maps = w->dst_maps[r], .sides = &w->dst[r] },
+	};
+}
+
+uint64_t world_piece(const struct world *w, uint32_t r, bool gather, struct kvp_part *parts,
+		     struct kvp_copy_piece *piece)
+{
+	*piece = (struct kvp_copy_piece){
+		.leg = &w->legs[r],
+		.pool = { gather ? w->src_maps : w->dst_maps[r], gather ? &w->src : &w->dst[r] },
+		.start = w->start,
+		.tokens = w->tokens,
+		.parts = parts,
+	};
+	return kvp_piece_layout(&w->legs[r], NULL, w->start, (uint32_t)w->tokens, parts,
+				&piece->n_parts);
+}
+
+bool world_add_piece(const struct world *w, uint32_t r, bool gather, struct kvp_jobs *jobs,
+		     const unsigned char *slot)
+{
+	struct kvp_part parts[4 * ENTRIES];
+	struct kvp_copy_piece piece;
+	const uint64_t at = (uintptr_t)slot + ((uint64_t)r << 20);
+
+	(void)world_piece(w, r, gather, parts, &piece);
+	return (gather ? kvp_jobs_gather(jobs, &piece, at) : kvp_jobs_scatter(jobs, &piece, at)) ==
+	       0;
+}
+
+bool world_add_moves(const struct world *w, struct kvp_jobs *jobs)
+{
+	const struct kvp_move_source source = world_source(w);
+
+	for (uint32_t r = 0; r < w->n_ranks; r++) {
+		const struct kvp_move move = world_move(w, r);
+
+		if (kvp_jobs_move(jobs, &source, &move) < 0)
+			return false;
+	}
+	return true;
+}

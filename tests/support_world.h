@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "daemon/copy.h"
+#include "daemon/jobs.h"
 
 #define ENTRIES 3u
 #define RANKS_MAX 4u
@@ -41,5 +42,17 @@ void world_pools(struct world *w);
 void world_free(struct world *w);
 /* A leg is only good when kvp_leg_check() says so: random turns may not repeat. */
 bool world_good(struct world *w);
+/* What moves everything at once, and to one rank. */
+struct kvp_move_source world_source(const struct world *w);
+struct kvp_move world_move(const struct world *w, uint32_t r);
+/* The whole range as one piece for a rank, out of the source's pool or into the rank's. `parts` has
+ * room for 4 * ENTRIES; returns the piece's bytes in a slot. */
+uint64_t world_piece(const struct world *w, uint32_t r, bool gather, struct kvp_part *parts,
+		     struct kvp_copy_piece *piece);
+/* The same into tables: a piece that has a MiB of the slot for each rank, and all moves. False: the
+ * tables are full. */
+bool world_add_piece(const struct world *w, uint32_t r, bool gather, struct kvp_jobs *jobs,
+		     const unsigned char *slot);
+bool world_add_moves(const struct world *w, struct kvp_jobs *jobs);
 /* Every byte of all destination pools. Ends the test. */
 void world_check(struct world *w, uint32_t round);

@@ -84,16 +84,8 @@ Test(copy, gather_and_scatter_move_the_right_rows)
 		world_pools(&w);
 		for (uint32_t r = 0; world_good(&w) && r < w.n_ranks; r++) {
 			struct kvp_part parts[4 * ENTRIES];
-			struct kvp_copy_piece piece = {
-				.leg = &w.legs[r],
-				.pool = { .maps = w.src_maps, .sides = &w.src },
-				.start = w.start,
-				.tokens = w.tokens,
-				.parts = parts,
-			};
-			uint64_t bytes =
-				kvp_piece_layout(&w.legs[r], NULL, w.start, (uint32_t)w.tokens,
-						 parts, &piece.n_parts);
+			struct kvp_copy_piece piece;
+			uint64_t bytes = world_piece(&w, r, true, parts, &piece);
 
 			memset(slot, 0x55, bytes + 64);
 			kvp_gather(&piece, slot);
@@ -169,19 +161,11 @@ Test(copy, move_moves_the_right_rows)
 
 		world_make(&w);
 		world_pools(&w);
-		source = (struct kvp_move_source){
-			.src = { .maps = w.src_maps, .sides = &w.src },
-			.n_entries = ENTRIES,
-			.start = w.start,
-			.tokens = w.tokens,
-		};
+		source = world_source(&w);
 		/* Now and then more than one pass takes: repeating a move changes nothing. */
 		for (uint32_t again = 0; again < (round % 10 == 0 ? 10 : 1); again++)
 			for (uint32_t r = 0; r < w.n_ranks; r++)
-				moves[n++] = (struct kvp_move){
-					.leg = &w.legs[r],
-					.dst = { .maps = w.dst_maps[r], .sides = &w.dst[r] },
-				};
+				moves[n++] = world_move(&w, r);
 		if (world_good(&w)) {
 			kvp_move(&source, moves, n);
 			world_check(&w, round);
@@ -203,17 +187,9 @@ Test(copy, move_leaves_masked_entries_out)
 		world_make(&w);
 	while (w.src.dcp_size != 1 || w.dst_start > 0);
 	world_pools(&w);
-	source = (struct kvp_move_source){
-		.src = { .maps = w.src_maps, .sides = &w.src },
-		.n_entries = ENTRIES,
-		.start = w.start,
-		.tokens = w.tokens,
-	};
+	source = world_source(&w);
 	for (uint32_t r = 0; r < w.n_ranks; r++) {
-		moves[r] = (struct kvp_move){
-			.leg = &w.legs[r],
-			.dst = { .maps = w.dst_maps[r], .sides = &w.dst[r] },
-		};
+		moves[r] = world_move(&w, r);
 		all += kvp_move_bytes(&source, &moves[r]);
 	}
 	source.mask = &mask;

@@ -105,37 +105,16 @@ Test(jobs, gather_and_scatter_move_the_right_rows)
 	uint32_t good = 0;
 
 	for (uint32_t round = 0; round < 1500; round++) {
-		struct kvp_part parts[RANKS_MAX][4 * ENTRIES];
-		struct kvp_copy_piece pieces[RANKS_MAX];
-
 		world_make(&w);
 		world_pools(&w);
 		for (uint32_t r = 0; world_good(&w) && r < w.n_ranks; r++) {
-			pieces[r] = (struct kvp_copy_piece){
-				.leg = &w.legs[r],
-				.pool = { .maps = w.src_maps, .sides = &w.src },
-				.start = w.start,
-				.tokens = w.tokens,
-				.parts = parts[r],
-			};
-			cr_assert_leq(kvp_piece_layout(&w.legs[r], NULL, w.start,
-						       (uint32_t)w.tokens, parts[r],
-						       &pieces[r].n_parts),
-				      1u << 20);
-			cr_assert_eq(kvp_jobs_gather(jobs, &pieces[r],
-						     (uintptr_t)slots + ((uint64_t)r << 20)),
-				     0);
+			cr_assert(world_add_piece(&w, r, true, jobs, slots));
 			good++;
 		}
 		if (world_good(&w)) {
 			run(jobs); /* all ranks in one launch, as the lane does */
-			for (uint32_t r = 0; r < w.n_ranks; r++) {
-				pieces[r].pool = (struct kvp_copy_pool){ w.dst_maps[r], &w.dst[r] };
-				cr_assert_eq(
-					kvp_jobs_scatter(jobs, &pieces[r],
-							 (uintptr_t)slots + ((uint64_t)r << 20)),
-					0);
-			}
+			for (uint32_t r = 0; r < w.n_ranks; r++)
+				cr_assert(world_add_piece(&w, r, false, jobs, slots));
 			run(jobs);
 			world_check(&w, round);
 		}
@@ -158,17 +137,9 @@ Test(jobs, move_moves_the_right_rows)
 
 		world_make(&w);
 		world_pools(&w);
-		source = (struct kvp_move_source){
-			.src = { .maps = w.src_maps, .sides = &w.src },
-			.n_entries = ENTRIES,
-			.start = w.start,
-			.tokens = w.tokens,
-		};
+		source = world_source(&w);
 		for (uint32_t r = 0; world_good(&w) && r < w.n_ranks; r++) {
-			const struct kvp_move move = {
-				.leg = &w.legs[r],
-				.dst = { .maps = w.dst_maps[r], .sides = &w.dst[r] },
-			};
+			const struct kvp_move move = world_move(&w, r);
 
 			cr_assert_eq(kvp_jobs_move(jobs, &source, &move), 0);
 			bytes += kvp_move_bytes(&source, &move);
@@ -199,17 +170,9 @@ Test(jobs, full_tables_take_all_or_nothing)
 
 		world_make(&w);
 		world_pools(&w);
-		source = (struct kvp_move_source){
-			.src = { .maps = w.src_maps, .sides = &w.src },
-			.n_entries = ENTRIES,
-			.start = w.start,
-			.tokens = w.tokens,
-		};
+		source = world_source(&w);
 		for (uint32_t r = 0; world_good(&w) && r < w.n_ranks; r++) {
-			const struct kvp_move move = {
-				.leg = &w.legs[r],
-				.dst = { .maps = w.dst_maps[r], .sides = &w.dst[r] },
-			};
+			const struct kvp_move move = world_move(&w, r);
 			const struct kvp_jobs before = *jobs;
 
 			if (kvp_jobs_move(jobs, &source, &move) == 0)

@@ -25,6 +25,7 @@
 #include "daemon/gpu_import.h"
 #include "proto/packet.h"
 #include "proto/util.h"
+#include "tests/gpu/common.h"
 #include "tests/support_rows.h"
 #include "tests/support_world.h"
 
@@ -34,34 +35,6 @@
 #define ROUNDS 21
 
 static struct kvp_gpu *gpu;
-static int bad;
-
-#define CHECK(call)                                                             \
-	do {                                                                    \
-		CUresult res_ = (call);                                         \
-		if (res_ != CUDA_SUCCESS) {                                     \
-			fprintf(stderr, "%d: %s: %d\n", __LINE__, #call, res_); \
-			exit(1);                                                \
-		}                                                               \
-	} while (0)
-
-static void say(bool good, const char *what, const char *detail)
-{
-	printf("%-5s %-44s %s\n", good ? "ok" : "FAIL", what, detail);
-	fflush(stdout);
-	bad += !good;
-}
-
-static void context(void)
-{
-	CUdevice device;
-	CUcontext ctx;
-
-	CHECK(cuInit(0));
-	CHECK(cuDeviceGet(&device, 0));
-	CHECK(cuDevicePrimaryCtxRetain(&ctx, device)); /* for good */
-	CHECK(cuCtxSetCurrent(ctx));
-}
 
 /* Launches the tables and waits for them. */
 static void run(void)
@@ -91,42 +64,6 @@ void world_memory_free(void *at)
 	kvp_gpu_host_free(gpu, at);
 }
 
-static bool add_piece(struct world *w, uint32_t r, unsigned char *slot, bool gather)
-{
-	struct kvp_part parts[4 * ENTRIES];
-	struct kvp_copy_piece piece = {
-		.leg = &w->legs[r],
-		.pool = { gather ? w->src_maps : w->dst_maps[r], gather ? &w->src : &w->dst[r] },
-		.start = w->start,
-		.tokens = w->tokens,
-		.parts = parts,
-	};
-	const uint64_t at = (uintptr_t)slot + ((uint64_t)r << 20);
-
-	(void)kvp_piece_layout(&w->legs[r], NULL, w->start, (uint32_t)w->tokens, parts,
-			       &piece.n_parts);
-	return (gather ? kvp_jobs_gather(kvp_gpu_jobs(gpu), &piece, at)
-		       : kvp_jobs_scatter(kvp_gpu_jobs(gpu), &piece, at)) == 0;
-}
-
-static void move_all(struct world *w)
-{
-	const struct kvp_move_source source = {
-		.src = { .maps = w->src_maps, .sides = &w->src },
-		.n_entries = ENTRIES,
-		.start = w->start,
-		.tokens = w->tokens,
-	};
-
-	for (uint32_t r = 0; r < w->n_ranks; r++) {
-		const struct kvp_move move = { &w->legs[r], { w->dst_maps[r], &w->dst[r] } };
-
-		if (kvp_jobs_move(kvp_gpu_jobs(gpu), &source, &move) < 0)
-			exit(1);
-	}
-	run();
-}
-
 /* A wrong byte ends the program. */
 static void check_tables(uint32_t rounds)
 {
@@ -138,13 +75,15 @@ static void check_tables(uint32_t rounds)
 		world_make(&w);
 		world_pools(&w);
 		if (world_good(&w) && round % 2) {
-			move_all(&w);
+			if (!world_add_moves(&w, kvp_gpu_jobs(gpu)))
+				exit(1);
+			run();
 		} else if (world_good(&w)) {
 			for (uint32_t r = 0; r < w.n_ranks; r++)
-				good += add_piece(&w, r, slot, true);
+				good += world_add_piece(&w, r, true, kvp_gpu_jobs(gpu), slot);
 			run();
 			for (uint32_t r = 0; r < w.n_ranks; r++)
-				good += add_piece(&w, r, slot, false);
+				good += world_add_piece(&w, r, false, kvp_gpu_jobs(gpu), slot);
 			run();
 		}
 		if (world_good(&w))

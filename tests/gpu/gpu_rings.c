@@ -23,6 +23,7 @@
 #include "daemon/gpu.h"
 #include "daemon/lane.h"
 #include "proto/util.h"
+#include "tests/gpu/common.h"
 #include "tests/support_rig.h"
 #include "tests/support_rows.h"
 
@@ -31,34 +32,6 @@
 #define POOL_BYTES (512 * MIB)
 
 static struct kvp_gpu *gpu;
-static int bad;
-
-#define CHECK(call)                                                             \
-	do {                                                                    \
-		CUresult res_ = (call);                                         \
-		if (res_ != CUDA_SUCCESS) {                                     \
-			fprintf(stderr, "%d: %s: %d\n", __LINE__, #call, res_); \
-			exit(1);                                                \
-		}                                                               \
-	} while (0)
-
-static void say(bool good, const char *what, const char *detail)
-{
-	printf("%-5s %-44s %s\n", good ? "ok" : "FAIL", what, detail);
-	fflush(stdout);
-	bad += !good;
-}
-
-static void context(void)
-{
-	CUdevice device;
-	CUcontext ctx;
-
-	CHECK(cuInit(0));
-	CHECK(cuDeviceGet(&device, 0));
-	CHECK(cuDevicePrimaryCtxRetain(&ctx, device)); /* for good */
-	CHECK(cuCtxSetCurrent(ctx));
-}
 
 static uint64_t free_bytes(void)
 {

@@ -237,41 +237,6 @@ static void run_tables(const struct variant *v)
 	CHECK(cuStreamSynchronize(stream));
 }
 
-static void add_piece(struct world *w, uint32_t r, unsigned char *slot, bool gather)
-{
-	struct kvp_part parts[4 * ENTRIES];
-	struct kvp_copy_piece piece = {
-		.leg = &w->legs[r],
-		.pool = { gather ? w->src_maps : w->dst_maps[r], gather ? &w->src : &w->dst[r] },
-		.start = w->start,
-		.tokens = w->tokens,
-		.parts = parts,
-	};
-	const uint64_t at = (uintptr_t)slot + ((uint64_t)r << 20);
-
-	(void)kvp_piece_layout(&w->legs[r], NULL, w->start, (uint32_t)w->tokens, parts,
-			       &piece.n_parts);
-	if ((gather ? kvp_jobs_gather(&jobs, &piece, at) : kvp_jobs_scatter(&jobs, &piece, at)) < 0)
-		exit(1);
-}
-
-static void add_moves(struct world *w)
-{
-	const struct kvp_move_source source = {
-		.src = { .maps = w->src_maps, .sides = &w->src },
-		.n_entries = ENTRIES,
-		.start = w->start,
-		.tokens = w->tokens,
-	};
-
-	for (uint32_t r = 0; r < w->n_ranks; r++) {
-		const struct kvp_move move = { &w->legs[r], { w->dst_maps[r], &w->dst[r] } };
-
-		if (kvp_jobs_move(&jobs, &source, &move) < 0)
-			exit(1);
-	}
-}
-
 /* A wrong byte ends the program. */
 static void check_worlds(const struct variant *v, uint32_t rounds)
 {
@@ -282,12 +247,14 @@ static void check_worlds(const struct variant *v, uint32_t rounds)
 		world_make(&w);
 		world_pools(&w);
 		if (world_good(&w) && round % 2) {
-			add_moves(&w);
+			if (!world_add_moves(&w, &jobs))
+				exit(1);
 			run_tables(v);
 		} else if (world_good(&w)) {
 			for (int gather = 1; gather >= 0; gather--) {
 				for (uint32_t r = 0; r < w.n_ranks; r++)
-					add_piece(&w, r, slot, gather);
+					if (!world_add_piece(&w, r, gather, &jobs, slot))
+						exit(1);
 				run_tables(v);
 			}
 		}
