@@ -14,6 +14,9 @@
 #define BLOCK 8192u
 #define BLOCK_RUN 2048u /* what is longer is not copied */
 
+/* Rows ahead of the one that is read: strides as long as ours defeat the hardware's prefetch. */
+#define AHEAD 4u
+
 /* Chooses by what the processor has; not in every build of the library. The states are the same. */
 extern XXH_errorcode XXH3_64bits_update_dispatch(XXH3_state_t *state, const void *at, size_t bytes)
 	__attribute__((weak));
@@ -58,14 +61,23 @@ static void add(struct hash *hash, const unsigned char *at, size_t bytes)
 	hash->n += bytes;
 }
 
+static void prefetch(const unsigned char *row, uint32_t width)
+{
+	for (uint32_t i = 0; i < KVP_MIN(width, BLOCK_RUN); i += 64)
+		__builtin_prefetch(row + i);
+}
+
 static void add_rows(struct hash *hash, const struct kvp_copy *rows, uint32_t width)
 {
 	if (rows->src_stride == width) {
 		add(hash, rows->src, (size_t)rows->n * width);
 		return;
 	}
-	for (uint32_t k = 0; k < rows->n; k++)
+	for (uint32_t k = 0; k < rows->n; k++) {
+		if (k + AHEAD < rows->n)
+			prefetch(rows->src + (k + AHEAD) * rows->src_stride, width);
 		add(hash, rows->src + k * rows->src_stride, width);
+	}
 }
 
 static uint64_t hash_end(struct hash *hash)
@@ -151,6 +163,52 @@ uint64_t kvp_sum_bytes(const void *at, uint64_t bytes, uint64_t seed)
 	hash_begin(&hash, seed);
 	add(&hash, at, bytes);
 	return hash_end(&hash);
+}
+
+/* Compares the rows of a run, asking for those of the source that come next. */
+static bool run_equal(const struct kvp_copy *run, uint32_t width)
+{
+	if (run->src_stride == width && run->dst_stride == width)
+		return memcmp(run->dst, run->src, (size_t)run->n * width) == 0;
+	for (uint32_t k = 0; k < run->n; k++) {
+		const unsigned char *src = run->src + k * run->src_stride;
+
+		if (k + AHEAD < run->n)
+			prefetch(src + AHEAD * run->src_stride, width);
+		if (memcmp(run->dst + k * run->dst_stride, src, width) != 0)
+			return false;
+	}
+	return true;
+}
+
+bool kvp_rows_equal(const struct kvp_copy_piece *src, const struct kvp_copy_piece *dst,
+		    uint32_t idx)
+{
+	const struct kvp_leg_geom *leg = src->leg;
+	const struct kvp_pair *pair = &leg->pairs[src->parts[idx].pair];
+	const struct kvp_range range = kvp_leg_clip(leg, pair, src->start, src->tokens);
+	const struct kvp_entry *from = &leg->src[pair->src_entry], *to = &leg->dst[pair->dst_entry];
+	const struct kvp_side src_side = kvp_entry_side(from, src->pool.sides);
+	const struct kvp_side dst_side = kvp_entry_side(to, dst->pool.sides);
+	struct kvp_rows_iter it;
+	struct kvp_run run;
+
+	kvp_rows_begin(&it, &src_side, &dst_side, range.start, range.tokens);
+	while (kvp_rows_next(&it, &run)) {
+		const struct kvp_copy rows = {
+			.dst = dst->pool.maps[to->fd_idx] +
+			       kvp_entry_row(to, run.dst_page, run.dst_slot) + pair->dst_off,
+			.src = src->pool.maps[from->fd_idx] +
+			       kvp_entry_row(from, run.src_page, run.src_slot) + pair->src_off,
+			.dst_stride = run.dst_step * to->row_stride,
+			.src_stride = run.src_step * from->row_stride,
+			.n = run.n,
+		};
+
+		if (!run_equal(&rows, pair->bytes))
+			return false;
+	}
+	return true;
 }
 
 #ifdef KVP_TEST

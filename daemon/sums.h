@@ -7,6 +7,7 @@
  * allocates, blocks or checks.
  */
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "daemon/copy.h"
@@ -14,6 +15,10 @@
 /* The sum of part `idx` of a piece whose `pool` is the source's, or the destination's. */
 uint64_t kvp_sum_source(const struct kvp_copy_piece *piece, uint32_t idx);
 uint64_t kvp_sum_dest(const struct kvp_copy_piece *piece, uint32_t idx);
+
+/* Where both pools are at hand: are the rows of the part the same in both? */
+bool kvp_rows_equal(const struct kvp_copy_piece *src, const struct kvp_copy_piece *dst,
+		    uint32_t idx);
 
 uint64_t kvp_sum_bytes(const void *at, uint64_t bytes, uint64_t seed);
 

@@ -101,6 +101,13 @@ static void check_piece(const struct world *w, uint32_t r, unsigned char *slot)
 
 		cr_assert_eq(kvp_sum_source(&src, i), want);
 		cr_assert_eq(kvp_sum_dest(&dst, i), want);
+		cr_assert(kvp_rows_equal(&src, &dst, i));
+#ifdef KVP_TEST
+		*kvp_sum_first(&dst, i) ^= 1;
+		cr_assert(!kvp_rows_equal(&src, &dst, i));
+		cr_assert_neq(kvp_sum_dest(&dst, i), want);
+		*kvp_sum_first(&dst, i) ^= 1;
+#endif
 	}
 }
 
