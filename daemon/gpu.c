@@ -38,6 +38,7 @@ struct kvp_gpu {
 	CUdevice device;
 	CUcontext ctx; /* primary, held */
 	CUstream stream;
+	CUevent written; /* the newest of kvp_gpu_write(), on the default stream */
 	CUmodule module;
 	CUfunction kernels[KVP_MOVE_SIZES];
 	struct batch batches[BATCHES]; /* used in turn */
@@ -132,6 +133,9 @@ static int open_stream(struct kvp_gpu *gpu)
 								CU_STREAM_NON_BLOCKING, -5),
 			  "cuStreamCreateWithPriority");
 	if (r == 0)
+		r = check(gpu, gpu->cuda->cuEventCreate(&gpu->written, CU_EVENT_DISABLE_TIMING),
+			  "cuEventCreate");
+	if (r == 0)
 		r = check(gpu, gpu->cuda->cuModuleLoadData(&gpu->module, kvp_move_image),
 			  "cuModuleLoadData");
 	for (int i = 0; r == 0 && i < KVP_MOVE_SIZES; i++)
@@ -184,6 +188,8 @@ void kvp_gpu_close(struct kvp_gpu *gpu)
 		(void)kvp_gpu_drain(gpu); /* logged; nothing may run on what is freed next */
 		for (uint32_t i = 0; i < BATCHES; i++)
 			batch_fini(gpu, &gpu->batches[i]);
+		if (gpu->written)
+			(void)check(gpu, gpu->cuda->cuEventDestroy(gpu->written), "cuEventDestroy");
 		(void)check(gpu, gpu->cuda->cuStreamDestroy(gpu->stream), "cuStreamDestroy");
 	}
 	if (gpu->module)
@@ -327,6 +333,23 @@ int kvp_gpu_launch(struct kvp_gpu *gpu, uint64_t *ticket)
 	batch->ticket = ++gpu->launched;
 	*ticket = gpu->launched;
 	return 0;
+}
+
+/*
+ * From pageable memory such a copy returns when the driver has taken the bytes; what brings them to
+ * their place belongs to the default stream, with which ours has no order. Where the driver waits
+ * for it (plain memory that is marked so), this costs nothing.
+ */
+int kvp_gpu_write(struct kvp_gpu *gpu, uint64_t addr, const void *from, uint64_t bytes)
+{
+	int r = check(gpu, gpu->cuda->cuMemcpyHtoD(addr, from, bytes), "cuMemcpyHtoD");
+
+	if (r == 0)
+		r = check(gpu, gpu->cuda->cuEventRecord(gpu->written, NULL), "cuEventRecord");
+	if (r == 0)
+		r = check(gpu, gpu->cuda->cuStreamWaitEvent(gpu->stream, gpu->written, 0),
+			  "cuStreamWaitEvent");
+	return r;
 }
 
 uint64_t kvp_gpu_next(const struct kvp_gpu *gpu)

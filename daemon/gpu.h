@@ -69,7 +69,8 @@ int kvp_gpu_ring_alloc(struct kvp_gpu *gpu, bool vmm, uint64_t bytes, struct kvp
 /* Nothing on the stream, and no NIC, uses it any more. */
 void kvp_gpu_ring_free(struct kvp_gpu *gpu, struct kvp_gpu_ring *ring);
 
-/* Copies ordinary host memory to the device: done when it returns, whatever the stream does. */
+/* Copies ordinary host memory to the device: launches after it see the bytes, and `from` is free
+ * when it returns. */
 int kvp_gpu_write(struct kvp_gpu *gpu, uint64_t addr, const void *from, uint64_t bytes);
 /* Launches after it see what NICs have written so far: for devices below KVP_GPU_ORDERED. */
 int kvp_gpu_flush(struct kvp_gpu *gpu);

@@ -165,12 +165,6 @@ void kvp_gpu_ring_free(struct kvp_gpu *gpu, struct kvp_gpu_ring *ring)
 
 /* ---- what comes from outside ----------------------------------------------------------------- */
 
-int kvp_gpu_write(struct kvp_gpu *gpu, uint64_t addr, const void *from, uint64_t bytes)
-{
-	return kvp_gpu_check(gpu, kvp_gpu_cuda(gpu)->cuMemcpyHtoD(addr, from, bytes),
-			     "cuMemcpyHtoD");
-}
-
 int kvp_gpu_flush(struct kvp_gpu *gpu)
 {
 	const struct kvp_cuda *cuda = kvp_gpu_cuda(gpu);

@@ -47,7 +47,7 @@ int kvp_mover_bytes(struct kvp_mover *mover, const uint8_t *src, uint8_t *dst, u
 /* Zeroes memory of the device; the mover has `zeros`. */
 int kvp_mover_zero(struct kvp_mover *mover, const uint8_t *dst, uint64_t bytes, uint64_t *ticket);
 
-/* Copies the host's memory to the device, at once. 0, or as the GPU says. */
+/* Copies the host's memory to the device, before any launch after it. 0, or as the GPU says. */
 int kvp_mover_write(struct kvp_mover *mover, uint8_t *dst, const void *src, uint64_t bytes);
 /* Moves added after it see what NICs have written. */
 int kvp_mover_flush(struct kvp_mover *mover);

@@ -578,20 +578,22 @@ static void run_rows(const struct kvp_move_entry *e, const struct kvp_move_run *
 	}
 }
 
-/* NOLINTNEXTLINE(readability-function-size): the driver has it so */
-CUresult cuLaunchKernel(CUfunction fn, unsigned int x, unsigned int y, unsigned int z,
-			unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,
-			CUstream stream, void **params, void **extra)
+/* Once the file that the environment names is there, the GPU is lost to this process. */
+static CUresult is_lost(void)
+{
+	const char *path = getenv("KVP_FAKE_CUDA_LOST");
+
+	return path && access(path, F_OK) == 0 ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+}
+
+static CUresult move_rows(CUfunction fn, void **params)
 {
 	const union kvp_move_params *p = params[0];
 	const struct kvp_move_entry *entries = p->small.entries; /* in the same place in all */
 	const struct kvp_move_run *table = p->small.runs;
 
-	(void)shared;
-	(void)stream;
-	(void)extra;
-	if (!x || !y || z != 1 || !bx || by != 1 || bz != 1)
-		return CUDA_ERROR_INVALID_VALUE;
+	if (is_lost() != CUDA_SUCCESS)
+		return is_lost();
 	if ((void *)fn == (void *)&kernels[KVP_MOVE_NEAR])
 		table = p->near.runs;
 	else if ((void *)fn == (void *)&kernels[KVP_MOVE_WIDE])
@@ -604,6 +606,26 @@ CUresult cuLaunchKernel(CUfunction fn, unsigned int x, unsigned int y, unsigned 
 		for (uint32_t k = 0; k < entries[i].n_runs; k++)
 			run_rows(&entries[i], &table[entries[i].first_run + k]);
 	return CUDA_SUCCESS;
+}
+
+/* NOLINTNEXTLINE(readability-function-size): the driver has it so */
+CUresult cuLaunchKernel(CUfunction fn, unsigned int x, unsigned int y, unsigned int z,
+			unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,
+			CUstream stream, void **params, void **extra)
+{
+	(void)shared;
+	(void)stream;
+	(void)extra;
+	if (!x || !y || z != 1 || !bx || by != 1 || bz != 1)
+		return CUDA_ERROR_INVALID_VALUE;
+	return move_rows(fn, params);
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction fn, void **params, void **extra)
+{
+	return cuLaunchKernel(fn, config->gridDimX, config->gridDimY, config->gridDimZ,
+			      config->blockDimX, config->blockDimY, config->blockDimZ,
+			      config->sharedMemBytes, config->hStream, params, extra);
 }
 
 /* ---- what has nothing to do ------------------------------------------------------------------ */
@@ -622,10 +644,11 @@ CUresult cuDriverGetVersion(int *version)
 
 CUresult cuGetErrorName(CUresult res, const char **name)
 {
-	*name = res == CUDA_SUCCESS               ? "CUDA_SUCCESS"
-		: res == CUDA_ERROR_NOT_READY     ? "CUDA_ERROR_NOT_READY"
-		: res == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY"
-						  : "CUDA_ERROR_FAKE";
+	*name = res == CUDA_SUCCESS                 ? "CUDA_SUCCESS"
+		: res == CUDA_ERROR_NOT_READY       ? "CUDA_ERROR_NOT_READY"
+		: res == CUDA_ERROR_OUT_OF_MEMORY   ? "CUDA_ERROR_OUT_OF_MEMORY"
+		: res == CUDA_ERROR_ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+						    : "CUDA_ERROR_FAKE";
 	return CUDA_SUCCESS;
 }
 
@@ -670,6 +693,8 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
 	(void)device;
 	*value = attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ||
 		 attribute == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED;
+	if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+		*value = 9;
 	return CUDA_SUCCESS;
 }
 
@@ -800,8 +825,16 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
 	return CUDA_SUCCESS;
 }
 
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
+{
+	(void)stream;
+	(void)event;
+	(void)flags;
+	return CUDA_SUCCESS;
+}
+
 CUresult cuEventQuery(CUevent event)
 {
 	(void)event;
-	return CUDA_SUCCESS;
+	return is_lost();
 }
