@@ -30,7 +30,8 @@
 	X(cuMemRelease) X(cuMemCreate) X(cuMemGetAllocationGranularity) X(cuMemcpyHtoD) \
 	X(cuPointerGetAttribute) X(cuPointerSetAttribute)
 /* NULL in older drivers. */
-#define KVP_CUDA_LATER(X) X(cuMemGetHandleForAddressRange) X(cuFlushGPUDirectRDMAWrites)
+#define KVP_CUDA_LATER(X) \
+	X(cuMemGetHandleForAddressRange) X(cuFlushGPUDirectRDMAWrites) X(cuLaunchKernelEx)
 /* clang-format on */
 
 struct kvp_cuda {

@@ -291,14 +291,38 @@ struct kvp_jobs *kvp_gpu_jobs(struct kvp_gpu *gpu)
 	return &batch->jobs;
 }
 
-static int launch_params(struct kvp_gpu *gpu, enum kvp_move_size size)
+/* What follows a launch of the same tables need not wait for its last blocks. */
+static int launch_next(struct kvp_gpu *gpu, enum kvp_move_size size)
+{
+	CUlaunchAttribute overlap = {
+		.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+		.value.programmaticStreamSerializationAllowed = 1,
+	};
+	const CUlaunchConfig config = {
+		.gridDimX = gpu->params.head.widest,
+		.gridDimY = gpu->params.head.n_entries,
+		.gridDimZ = 1,
+		.blockDimX = KVP_MOVE_THREADS,
+		.blockDimY = 1,
+		.blockDimZ = 1,
+		.hStream = gpu->stream,
+		.attrs = &overlap,
+		.numAttrs = 1,
+	};
+	void *params[] = { &gpu->params };
+
+	return check(gpu, gpu->cuda->cuLaunchKernelEx(&config, gpu->kernels[size], params, NULL),
+		     "cuLaunchKernelEx(kvp_move)");
+}
+
+static int launch_params(struct kvp_gpu *gpu, enum kvp_move_size size, bool first)
 {
 	const struct kvp_move_head *head = &gpu->params.head;
 	void *params[] = { &gpu->params };
 
-	if (head->widest == 0) /* none has rows */
-		return 0;
 	gpu->stats.launches++;
+	if (!first && gpu->traits.overlap)
+		return launch_next(gpu, size);
 	return check(gpu,
 		     gpu->cuda->cuLaunchKernel(gpu->kernels[size], head->widest, head->n_entries, 1,
 					       KVP_MOVE_THREADS, 1, 1, 0, gpu->stream, params,
@@ -311,14 +335,19 @@ int kvp_gpu_launch(struct kvp_gpu *gpu, uint64_t *ticket)
 	struct batch *batch = next_batch(gpu);
 	struct kvp_jobs_cut cut = { 0 };
 	enum kvp_move_size size;
+	bool first = true;
 	int r = 0;
 
 	if (batch->ticket || batch->jobs.n_entries == 0) {
 		*ticket = gpu->launched;
 		return 0;
 	}
-	while (r == 0 && kvp_jobs_params(&batch->jobs, &cut, &gpu->params, &size))
-		r = launch_params(gpu, size);
+	while (r == 0 && kvp_jobs_params(&batch->jobs, &cut, &gpu->params, &size)) {
+		if (gpu->params.head.widest == 0) /* none has rows */
+			continue;
+		r = launch_params(gpu, size, first);
+		first = false;
+	}
 	if (r == 0)
 		r = check(gpu, gpu->cuda->cuEventRecord(batch->done, gpu->stream), "cuEventRecord");
 	if (r) {

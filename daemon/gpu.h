@@ -48,6 +48,7 @@ struct kvp_gpu_traits {
 	bool rdma;     /* other memory can be reached by NICs */
 	bool dmabuf;
 	bool can_flush; /* kvp_gpu_flush() works */
+	bool overlap;   /* a launch can begin while the one before it ends */
 	int ordering;   /* enum CUGPUDirectRDMAWritesOrdering: from KVP_GPU_ORDERED on launches see
 			 * what a NIC wrote before */
 };

@@ -37,6 +37,9 @@ void kvp_gpu_traits_read(const struct kvp_cuda *cuda, CUdevice device, struct kv
 				      CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING),
 		.can_flush = cuda->cuFlushGPUDirectRDMAWrites &&
 			     (options & CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST),
+		.overlap =
+			cuda->cuLaunchKernelEx &&
+			attribute(cuda, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) >= 9,
 	};
 }
 

@@ -12,10 +12,20 @@
 /* Source rows of a local piece: enough to make the checks of a piece cheap, few enough that a turn
  * stays short. */
 #define LOCAL_BYTES UINT64_C(2097152)
-/* On a GPU: enough that a launch is worth it, few enough that several are under way. */
+/* On a GPU: a chunk of most models in one launch, since each begins and ends with idle
+ * multiprocessors; but a quarter of a millisecond at most, for which others wait. */
 #define LOCAL_GPU_BYTES UINT64_C(67108864)
+#define LOCAL_GPU_CHUNK UINT64_C(16384)
+#define LOCAL_GPU_CHUNK_BYTES UINT64_C(536870912)
 
 /* ---- cutting --------------------------------------------------------------------------------- */
+
+static uint64_t gpu_tokens(uint64_t token_bytes)
+{
+	const uint64_t chunk = KVP_MIN(LOCAL_GPU_CHUNK_BYTES / token_bytes, LOCAL_GPU_CHUNK);
+
+	return KVP_MAX(LOCAL_GPU_BYTES / token_bytes, chunk);
+}
 
 uint32_t kvp_tx_local_tokens(struct kvp_tx *tx)
 {
@@ -31,8 +41,8 @@ uint32_t kvp_tx_local_tokens(struct kvp_tx *tx)
 	}
 	token = KVP_MAX(token, UINT64_C(1));
 	tx->token_bytes = token;
-	tokens = KVP_MIN((kvp_lane_on_gpu(tx->lane) ? LOCAL_GPU_BYTES : LOCAL_BYTES) / token,
-			 (uint64_t)KVP_PIECE_TOKENS_MAX);
+	tokens = kvp_lane_on_gpu(tx->lane) ? gpu_tokens(token) : LOCAL_BYTES / token;
+	tokens = KVP_MIN(tokens, (uint64_t)KVP_PIECE_TOKENS_MAX);
 	if (tokens > page)
 		tokens -= tokens % page; /* whole pages make long runs */
 	return (uint32_t)KVP_MAX(tokens, UINT64_C(1));

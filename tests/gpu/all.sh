@@ -65,12 +65,14 @@ profiled() # what the kernel waits for, where copy speed is not reached
 		--section WarpStateStats gpu_sweep
 }
 
-lanes()
+lanes() # more than once: what depends on time does not show each time
 {
-	local bad=0 t
-	for t in test_lane test_lane_rooms test_lane_fair test_lane_hostile; do
-		timeout 40 "$here/bin/$t" -j2 >"$out/$t.log" 2>&1 || bad=1
-		echo "lanes on this GPU: $t: $(tail -1 "$out/$t.log")"
+	local bad=0 t i
+	for i in 1 2 3; do
+		for t in test_lane test_lane_rooms test_lane_fair test_lane_hostile; do
+			timeout 40 "$here/bin/$t" -j2 >"$out/$t.$i.log" 2>&1 || bad=1
+			echo "lanes on this GPU, $i: $t: $(tail -1 "$out/$t.$i.log")"
+		done
 	done
 	return $bad
 }
@@ -88,7 +90,9 @@ stage machine 30 12 . "$self" :machine
 stage check 70 40 . gpu_check
 stage rings 90 60 '^(ok|FAIL|[0-9]+ )' gpu_rings
 stage sweep 110 40 . gpu_sweep "$here"/variants/*.cubin
+stage alone 60 20 . gpu_sweep alone "$here"/variants/288x2-ld2-st0.cubin "$here"/variants/384x2.cubin
 stage replay 110 30 . replay_gpu
+stage bad 30 12 . replay_gpu_bad
 stage torch-caching 60 12 . "$python" "$here/tests/torch_check.py" caching
 stage torch-expandable 60 12 . "$python" "$here/tests/torch_check.py" expandable
 stage triton 70 12 . "$python" "$here/tests/triton_base.py" 60
@@ -97,7 +101,7 @@ stage demo 45 12 '^(kvpack|node|host|local|times|packing|checked|FAILED)' demo
 stage sanitizer 60 8 'ERROR SUMMARY|RACECHECK|ok|FAIL|not there' "$self" :sanitized
 stage parity 60 4 'requests in|FAIL' "$python" "$here/tests/parity/parity.py" --quick --place cuda
 stage profile 40 60 'DRAM|Throughput|Occupancy|Duration|Registers|Stall|not there' "$self" :profiled
-stage lanes 100 6 . "$self" :lanes
+stage lanes 100 14 . "$self" :lanes
 echo "== GPU memory in use before: $before, after: $(used)"
 printf '%s\n' "${results[@]}" | tee "$out/results.txt"
 ! grep -qE 'rc [1-9]|no time left' "$out/results.txt"

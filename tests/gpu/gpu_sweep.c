@@ -2,11 +2,14 @@
 
 /*
  * Variants of the move kernel on a GPU, with the tables that a lane makes: pieces of at most 8 MiB,
- * up to eight in a launch. Every byte of random worlds and of the smaller shapes is compared; then
- * the speed of each as a fraction of a device-to-device copy of the same bytes in the same run, on
- * buffers used in turn so that no cache holds them.
+ * up to eight in a launch; pool to pool, a chunk in one. Every byte of random worlds and of the
+ * smaller shapes is compared; then the speed of each as a fraction of a device-to-device copy of
+ * the same bytes in the same run, on buffers used in turn so that no cache holds them. Before each
+ * is timed, a copy fills the caches with its lines, as an engine's kernels do: a variant may be
+ * slower for that, and must not gain by what the one before it left. With "alone", each launch is
+ * timed by itself, with a copy before it.
  *
- * usage: gpu_sweep [NAME.cubin ...]     the kernel of the daemon comes first
+ * usage: gpu_sweep [alone] [NAME.cubin ...]     the kernel of the daemon comes first
  */
 
 #include <cuda.h>
@@ -87,6 +90,7 @@ struct scene {
 
 static struct variant variants[40];
 static uint32_t n_variants;
+static bool alone; /* launches, each timed by itself */
 static CUstream stream;
 static int n_sms;
 static struct kvp_jobs jobs;
@@ -147,25 +151,40 @@ static bool variant_takes(const struct variant *v, const struct launch *launch)
 	return v->stages * launch->run_bytes <= SMEM_MAX - 1024;
 }
 
-static void launch_one(const struct variant *v, struct launch *launch)
+/* Those of one set of tables overlap, but the first. */
+static void launch_one(const struct variant *v, struct launch *launch, bool first)
 {
 	const uint32_t n = launch->params.head.n_entries, widest = launch->params.head.widest;
-	uint32_t x = n, y = widest;
+	CUlaunchAttribute overlap = {
+		.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+		.value.programmaticStreamSerializationAllowed = 1,
+	};
+	CUlaunchConfig config = {
+		.gridDimX = n,
+		.gridDimY = widest,
+		.gridDimZ = 1,
+		.blockDimX = v->threads,
+		.blockDimY = 1,
+		.blockDimZ = 1,
+		.sharedMemBytes = v->stages * launch->run_bytes,
+		.hStream = stream,
+		.attrs = &overlap,
+		.numAttrs = first ? 0 : 1,
+	};
 	void *params[] = { &launch->params };
 
 	if (widest == 0)
 		return;
 	if (v->order == RUN_FIRST) {
-		x = widest;
-		y = n;
+		config.gridDimX = widest;
+		config.gridDimY = n;
 	} else if (v->order == TILES) {
-		x = n * widest;
-		y = 1;
+		config.gridDimX = n * widest;
+		config.gridDimY = 1;
 		if (v->blocks)
-			x = KVP_MIN(x, (uint32_t)n_sms * v->blocks);
+			config.gridDimX = KVP_MIN(n * widest, (uint32_t)n_sms * v->blocks);
 	}
-	CHECK(cuLaunchKernel(v->kernels[launch->size], x, y, 1, v->threads, 1, 1,
-			     v->stages * launch->run_bytes, stream, params, NULL));
+	CHECK(cuLaunchKernelEx(&config, v->kernels[launch->size], params, NULL));
 }
 
 /* ---- tables ---------------------------------------------------------------------------------- */
@@ -233,7 +252,7 @@ static void run_tables(const struct variant *v)
 	uint32_t n = tables_take(launches, MAX_LAUNCHES);
 
 	for (uint32_t i = 0; i < n; i++)
-		launch_one(v, &launches[i]);
+		launch_one(v, &launches[i], i == 0);
 	CHECK(cuStreamSynchronize(stream));
 }
 
@@ -382,11 +401,12 @@ static void piece_add(struct scene *s, uint32_t set, uint32_t r, struct kvp_rang
 	*slot += KVP_ALIGN_UP(bytes, 4096u);
 }
 
-/* As a lane does: pieces of all ranks in turns, eight to a launch. */
+/* As a lane does: pieces of all ranks in turns, eight to a launch; a chunk that only moves in one.
+ */
 static void tables_make(struct scene *s, uint32_t set)
 {
 	const uint64_t rank_bytes = s->bytes / s->shape->ranks;
-	const uint32_t cuts = (uint32_t)KVP_DIV_UP(rank_bytes, SLOT_BYTES);
+	const uint32_t cuts = s->what == MOVE ? 1 : (uint32_t)KVP_DIV_UP(rank_bytes, SLOT_BYTES);
 	const uint64_t tokens = KVP_ALIGN_UP(KVP_DIV_UP(s->shape->tokens, cuts), 256u);
 	struct launch *launch = &s->launches[(uint64_t)set * MAX_LAUNCHES];
 	uint64_t slot = 0;
@@ -445,7 +465,7 @@ static void scene_end(struct scene *s)
 static void scene_launch(struct scene *s, const struct variant *v, uint32_t set)
 {
 	for (uint32_t i = 0; i < s->n_launches; i++)
-		launch_one(v, &s->launches[(uint64_t)set * MAX_LAUNCHES + i]);
+		launch_one(v, &s->launches[(uint64_t)set * MAX_LAUNCHES + i], i == 0);
 }
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
@@ -517,33 +537,40 @@ static void check_scene(const struct variant *v, const struct shape *shape)
 
 /* ---- speed ----------------------------------------------------------------------------------- */
 
-/* Median us; v NULL: the copy. */
+/* One of a variant, or (NULL) the copy. */
+static void one_of(struct scene *s, const struct variant *v, uint32_t set)
+{
+	if (v)
+		scene_launch(s, v, set);
+	else
+		CHECK(cuMemcpyDtoDAsync(s->dst + set * s->pool_bytes, s->src + set * s->pool_bytes,
+					s->bytes, stream));
+}
+
+/* Median us of one. */
 static double time_of(struct scene *s, const struct variant *v)
 {
+	const uint32_t repeats = alone ? 1 : REPEATS;
 	double us[ROUNDS];
 	CUevent from, to;
 
 	CHECK(cuEventCreate(&from, 0));
 	CHECK(cuEventCreate(&to, 0));
+	for (uint32_t k = 0; k < s->n_sets; k++)
+		one_of(s, NULL, k);
 	for (uint32_t i = 0; i < ROUNDS + 2; i++) {
 		float ms;
 
+		if (alone)
+			one_of(s, NULL, (i + s->n_sets / 2) % s->n_sets);
 		CHECK(cuEventRecord(from, stream));
-		for (uint32_t k = 0; k < REPEATS; k++) {
-			const uint32_t set = k % s->n_sets;
-
-			if (v)
-				scene_launch(s, v, set);
-			else
-				CHECK(cuMemcpyDtoDAsync(s->dst + set * s->pool_bytes,
-							s->src + set * s->pool_bytes, s->bytes,
-							stream));
-		}
+		for (uint32_t k = 0; k < repeats; k++)
+			one_of(s, v, (k + (alone ? i : 0)) % s->n_sets);
 		CHECK(cuEventRecord(to, stream));
 		CHECK(cuStreamSynchronize(stream));
 		CHECK(cuEventElapsedTime(&ms, from, to));
 		if (i >= 2)
-			us[i - 2] = (double)ms * 1000 / REPEATS;
+			us[i - 2] = (double)ms * 1000 / repeats;
 	}
 	(void)cuEventDestroy(from);
 	(void)cuEventDestroy(to);
@@ -640,7 +667,8 @@ int main(int argc, char **argv)
 	CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 	jobs_make();
 	variant_add(NULL);
-	for (int i = 1; i < argc && n_variants < KVP_ARRAY_SIZE(variants); i++)
+	alone = argc > 1 && !strcmp(argv[1], "alone");
+	for (int i = 1 + alone; i < argc && n_variants < KVP_ARRAY_SIZE(variants); i++)
 		variant_add(argv[i]);
 	for (uint32_t v = 0; v < n_variants; v++) {
 		check_worlds(&variants[v], v ? 100 : 600);
@@ -665,6 +693,7 @@ int main(int argc, char **argv)
 			printf(" %8.3f", us[v][i] > 0 ? copy[i] / us[v][i] : 0);
 		puts("");
 	}
-	host_lines();
+	if (!alone)
+		host_lines();
 	return 0;
 }

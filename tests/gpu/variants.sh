@@ -29,23 +29,23 @@ bulk() { # name stages blocks
 }
 
 free=-DKVP_MOVE_MIN_BLOCKS=1 # as many registers as the compiler likes
-stream=-DKVP_MOVE_LOADS=0
 plain 288x2-entry 288 2 -DKVP_MOVE_RUN_FIRST=0
-plain 288x2-stream 288 2 $stream
+plain 288x2-stream 288 2 -DKVP_MOVE_LOADS=0 -DKVP_MOVE_STORES=0
 plain 288x2-ld1 288 2 -DKVP_MOVE_LOADS=1
+plain 288x2-ld2 288 2 -DKVP_MOVE_LOADS=2
+plain 288x2-ld2-st0 288 2 -DKVP_MOVE_LOADS=2 -DKVP_MOVE_STORES=0
+plain 288x2-st0 288 2 -DKVP_MOVE_STORES=0
 plain 288x2-st1 288 2 -DKVP_MOVE_STORES=1
 plain 288x2-st2 288 2 -DKVP_MOVE_STORES=2
 plain 288x1 288 1
 plain 288x3 288 3
 plain 96x6 96 6 $free
-plain 96x6-stream-entry 96 6 $free $stream -DKVP_MOVE_RUN_FIRST=0
 plain 64x9 64 9 $free
 plain 144x4 144 4 $free
 plain 192x3 192 3
-plain 192x4 192 4
 plain 256x3 256 3
 plain 384x2 384 2
-plain 384x3 384 3 $free
+plain 512x2 512 2
 bulk bulk-1-all 1 0
 bulk bulk-2x8 2 8
 
