@@ -269,6 +269,7 @@ static int open_net(struct kvp_lane *lane)
 		.verbs = lane->config.verbs,
 		.rdma = lane->config.rdma,
 		.device = kvp_lane_on_gpu(lane) && lane->config.memory != KVP_RINGS_HOST,
+		.staged = kvp_lane_on_gpu(lane) && lane->config.memory == KVP_RINGS_DEVICE,
 	};
 	int r;
 

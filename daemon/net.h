@@ -143,6 +143,7 @@ struct kvp_net_config {
 	const struct kvp_net_verbs_config *verbs; /* borrowed; of transports over RDMA only */
 	bool rdma;                                /* UCX: over the devices of `verbs`, not tcp */
 	bool device; /* memory of the calling thread's GPU is wanted, if that can be */
+	bool staged; /* and also if the transport itself copies it through the host's */
 };
 
 /* Transport-wide numbers, for gauges. Written by the lane's thread only. */

@@ -394,6 +394,7 @@ static int ucx_open(struct kvp_net **out, const struct kvp_net_config *config, c
 	net->arg = config->arg;
 	net->fd = -1;
 	net->rdma = config->rdma;
+	net->staged = config->staged;
 	TAILQ_INIT(&net->eps);
 	r = kvp_ucx_context_create(net, config, err, err_bytes);
 	if (r < 0)

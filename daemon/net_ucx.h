@@ -76,6 +76,7 @@ struct kvp_net {
 	ucp_worker_h worker;    /* owned */
 	int fd;                 /* the worker's */
 	bool rdma;              /* lanes over anything else are refused */
+	bool staged;            /* a device's memory is taken over tcp, too */
 	bool closing;           /* nothing is received any more */
 	uint32_t n_closing;     /* endpoints in CLOSING that are not stuck */
 	uint32_t n_tell;        /* endpoints with tell_failed */

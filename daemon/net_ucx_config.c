@@ -117,7 +117,7 @@ static int config_fill(ucp_config_t *ucp, const struct kvp_net_config *config, c
 		r = config_set(ucp, settings[i].key, settings[i].value, err, err_bytes);
 	/* It copies between the device and the buffers that tcp sends from. A UCX without it warns
 	 * when it is named. */
-	if (r == 0 && config->device && kvp_ucx_has_cuda())
+	if (r == 0 && config->staged && kvp_ucx_has_cuda())
 		r = config_set(ucp, "TLS", "tcp,cuda_copy", err, err_bytes);
 	if (r < 0 || config->port_hi == 0)
 		return r;

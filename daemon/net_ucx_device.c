@@ -46,6 +46,16 @@ int kvp_ucx_device(struct kvp_net *net, const struct kvp_net_memory *memory, con
 		(void)snprintf(err, err_bytes, "ucx %s is built without CUDA", version);
 		return -EOPNOTSUPP;
 	}
+	/* Measured between two daemons: a quarter of what rings in pinned memory reach. */
+	if (!net->rdma && !net->staged) {
+		*word = "tcp";
+		(void)snprintf(
+			err, err_bytes,
+			"tcp sends from the host: ucx %s would copy the device's memory there "
+			"piece by piece",
+			version);
+		return -EOPNOTSUPP;
+	}
 	if (ucp_context_query(net->context, &attr) != UCS_OK ||
 	    !(attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA))) {
 		(void)snprintf(err, err_bytes, "ucx %s has CUDA, but does not find it usable here",
