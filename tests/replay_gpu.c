@@ -809,19 +809,6 @@ static void consumer_killed(struct rig *rig)
 
 /* ---------------------------------------------------------------------------------------------- */
 
-/* Starts over with the driver that is none; returns where there is none of that either. */
-static void use_fake(char **argv)
-{
-	char dir[4096], path[4200];
-
-	rig_program(dir, sizeof(dir), "tests/fake");
-	snprintf(path, sizeof(path), "%s/libcuda.so.1", dir);
-	if (access(path, R_OK) < 0 || getenv("KVP_FAKE_CUDA"))
-		return;
-	RIG_REQUIRE(setenv("LD_LIBRARY_PATH", dir, 1) == 0 && setenv("KVP_FAKE_CUDA", "1", 1) == 0);
-	execv("/proc/self/exe", argv);
-}
-
 /* Free memory of the GPU, as a child sees it that goes away again. */
 static uint64_t level(void)
 {
@@ -861,20 +848,11 @@ int main(int argc, char **argv)
 		{ "consumer killed", consumer_killed },
 	};
 	uint64_t before, after;
-	char gpu[100];
 	int rc;
 
-	if (!device_served()) {
-		puts("built without CUDA");
+	if (!device_or_fake(argv))
 		return 77;
-	}
-	if (!device_found(gpu, sizeof(gpu))) {
-		use_fake(argv);
-		printf("no GPU: %s\n", gpu);
-		return 77;
-	}
-	fake = getenv("KVP_FAKE_CUDA") != NULL;
-	printf("on %s\n", gpu);
+	fake = device_is_fake();
 	before = level();
 	rc = rig_main(argc, argv, scenarios, KVP_ARRAY_SIZE(scenarios));
 	after = level();

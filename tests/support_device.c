@@ -154,6 +154,41 @@ bool device_served(void)
 	return !without;
 }
 
+/* Starts over with the driver that is none; returns where there is none of that either. */
+static void use_fake(char **argv)
+{
+	char dir[4096], path[4200];
+
+	rig_program(dir, sizeof(dir), "tests/fake");
+	snprintf(path, sizeof(path), "%s/libcuda.so.1", dir);
+	if (access(path, R_OK) < 0 || device_is_fake())
+		return;
+	RIG_REQUIRE(setenv("LD_LIBRARY_PATH", dir, 1) == 0 && setenv("KVP_FAKE_CUDA", "1", 1) == 0);
+	execv("/proc/self/exe", argv);
+}
+
+bool device_is_fake(void)
+{
+	return getenv("KVP_FAKE_CUDA") != NULL;
+}
+
+bool device_or_fake(char **argv)
+{
+	char gpu[100];
+
+	if (!device_served()) {
+		puts("built without CUDA");
+		return false;
+	}
+	if (!device_found(gpu, sizeof(gpu))) {
+		use_fake(argv);
+		printf("no GPU: %s\n", gpu);
+		return false;
+	}
+	printf("on %s\n", gpu);
+	return true;
+}
+
 void device_open(void)
 {
 	const char *why;

@@ -17,6 +17,10 @@
 
 /* Has this machine a GPU? Its name, or why not, in `text`. */
 bool device_found(char *text, size_t bytes);
+/* For main(): is there a GPU, or the driver that is none (tests/fake_cuda.c), with which the
+ * program starts over? Says on which, or why not. */
+bool device_or_fake(char **argv);
+bool device_is_fake(void);
 /* Can the daemon beside this program use it? No: it was built without CUDA. */
 bool device_served(void);
 /* Opens the first GPU for this process; more often is fine. */
