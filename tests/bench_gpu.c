@@ -2,10 +2,10 @@
 
 /*
  * What a transfer costs between caches on a GPU: prompts between two daemons and within one, next
- * to a copy of the same bytes on the GPU; where the time of a small chunk goes; and how long after
- * a stream has written a fence the rows move.
+ * to a copy of the same bytes on the GPU; where the time of a small chunk goes; how long after a
+ * stream has written a fence the rows move, and what waiting for it costs the processor.
  *
- * usage: bench_gpu [prompts] [small] [fences]      (none: all)
+ * usage: bench_gpu [prompts] [small] [fences] [waiting]      (none: all)
  */
 
 #include <cjson/cJSON.h>
@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "tests/support_baseline.h"
 #include "tests/support_device.h"
@@ -478,6 +479,87 @@ static void bench_fences(void)
 	fflush(stdout);
 }
 
+/* ---- waiting for fences ---------------------------------------------------------------------- */
+
+#define WAIT_S 2u
+
+#define STAT_BEFORE 12u /* blanks behind the name, up to the two times */
+
+/* Processor time of a process so far, in seconds. */
+static double cpu_of(pid_t pid)
+{
+	char path[64], line[512] = "", *at, *end;
+	unsigned long ticks;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	file = fopen(path, "re");
+	RIG_REQUIRE(file && fgets(line, sizeof(line), file));
+	(void)fclose(file);
+	at = strrchr(line, ')'); /* the name may have anything in it */
+	for (uint32_t i = 0; at && i < STAT_BEFORE; i++)
+		at = strchr(at + 1, ' ');
+	RIG_REQUIRE(at);
+	ticks = strtoul(at, &end, 10);
+	ticks += strtoul(end, NULL, 10);
+	return (double)ticks / (double)sysconf(_SC_CLK_TCK);
+}
+
+/* So many rooms within a daemon whose fence does not come for a while. */
+static void waiting(void *arg)
+{
+	struct job *job = arg;
+	struct kvp_client *client = rig_client(job->own, "waiting");
+	KVP_CLEANUP(kvp_freep) kvp_room_id *ids = calloc(2 * (size_t)job->reps + 1, sizeof(*ids));
+	struct kvp_fence *fence;
+	struct rig_pool pool;
+
+	RIG_REQUIRE(ids);
+	pool_make(&pool, job, client, 2 * job->reps + 1);
+	RIG_CALL(client, kvp_fence_create(client, 1, &fence));
+	for (uint32_t i = 0; i < job->reps; i++) {
+		const uint32_t from[] = { i }, to[] = { job->reps + i };
+
+		ids[2 * i] = open_room(client, pool.id, 1 + i);
+		ids[2 * i + 1] = expect_room(client, job, pool.id, 1 + i, 0, to);
+		RIG_REQUIRE(!rig_await(client, ids[2 * i], KVP_WAIT_READY, SECS).failed);
+		submit(client, ids[2 * i], &(struct part){ from, 0, PAGE, PAGE, fence, 1 });
+	}
+	rig_sleep_ms(200); /* what the submits cost is over */
+	results->secs[0] = cpu_of(job->own->pid);
+	rig_sleep_ms(WAIT_S * 1000);
+	results->secs[0] = (cpu_of(job->own->pid) - results->secs[0]) / WAIT_S;
+	kvp_fence_signal(fence, 0, 1);
+	for (uint32_t i = 0; i < 2 * job->reps; i++)
+		RIG_REQUIRE(rig_await(client, ids[i], KVP_WAIT_RELEASED, SECS).complete);
+	kvp_client_close(client);
+	device_pool_free(&pool);
+}
+
+static void bench_waiting(void)
+{
+	static const uint32_t rooms[] = { 0, 1, 10, 100, 1000 };
+
+	puts("processor time of a daemon while rooms wait for fences (and while none does)");
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(rooms); i++) {
+		struct rig rig;
+		struct job job = { .rig = &rig,
+				   .kind = DEVICE_IPC,
+				   .tokens = PAGE,
+				   .n_dests = 1,
+				   .reps = rooms[i] };
+
+		rig_begin(&rig);
+		job.own = job.other = rig_daemon_start(&rig, "node", CONFIG);
+		rig_rank_start(&rig, "waiting", waiting, &job);
+		rig_ranks_join(&rig, SECS);
+		rig_end(&rig);
+		rig_remove(&rig);
+		printf("  %4u rooms %44.1f %% of a core\n", rooms[i], results->secs[0] * 100);
+		fflush(stdout);
+	}
+}
+
 /* ---------------------------------------------------------------------------------------------- */
 
 int main(int argc, char **argv)
@@ -487,6 +569,7 @@ int main(int argc, char **argv)
 		void (*run)(void);
 	} sections[] = { { "small", bench_small },
 			 { "fences", bench_fences },
+			 { "waiting", bench_waiting },
 			 { "prompts", bench_prompts } };
 	char gpu[100];
 
