@@ -149,7 +149,7 @@ static const struct kvp_config_key keys[] = {
 
 	CHOICE(data, transport, transport_choices, "ucx",
 	       "what carries the data; auto: verbs if there is a usable RDMA device, else ucx"),
-	CHOICE(data, mode, mode_choices, "landing",
+	CHOICE(data, mode, mode_choices, "auto",
 	       "over RDMA: direct writes into pools where possible, only those, or none"),
 	NUM(data, direct_run_bytes, BYTES, 0, 1 << 20, "4096",
 	    "auto: pieces whose runs of bytes in the pool are shorter on average land"),

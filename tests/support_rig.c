@@ -98,8 +98,10 @@ static void transport_configure(const struct rig_daemon *daemon, FILE *file)
 
 	if (!net)
 		return;
-	fprintf(file, "[data]\ntransport = %s\nmode = %s\n[ucx]\nnetwork = rdma\n", net,
-		mode ? mode : "auto");
+	fprintf(file, "[data]\ntransport = %s\n", net);
+	if (mode)
+		fprintf(file, "mode = %s\n", mode);
+	fprintf(file, "[ucx]\nnetwork = rdma\n");
 	fprintf(file, "[verbs]\ndevice = rxe%d\n", first);
 	if (getenv("KVP_TEST_CONNECT"))
 		fprintf(file, "connect = %s\n", getenv("KVP_TEST_CONNECT"));

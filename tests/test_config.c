@@ -32,7 +32,7 @@ Test(config, defaults)
 	cr_assert_eq(config.client.mode, 0660);
 	cr_assert_eq(config.timers.open_ns, 300 * UINT64_C(1000000000));
 	cr_assert_eq(config.host.slot_bytes, 512 << 10);
-	cr_assert_eq(config.data.mode, KVP_DATA_LANDING);
+	cr_assert_eq(config.data.mode, KVP_DATA_AUTO);
 	cr_assert_eq(config.data.checksum, KVP_CHECKSUM_OFF);
 	cr_assert_eq(config.data.direct_run_bytes, 4096);
 	cr_assert_eq(config.limits.max_room_pages, 1 << 20);
