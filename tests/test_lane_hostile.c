@@ -264,6 +264,12 @@ Test(lane_hostile, wants)
 	hostile_end(raw);
 }
 
+/* The status follows at the end of the turn. */
+static bool one_refused(void *arg)
+{
+	return lt_status(arg).want_refused == 1;
+}
+
 Test(lane_hostile, wants_beyond_the_window)
 {
 	struct hostile *raw = raw_make();
@@ -280,7 +286,7 @@ Test(lane_hostile, wants_beyond_the_window)
 	hostile_wait_board(raw, board, KVP_BOARD_FAILED);
 	cr_assert_eq(board->status, KVP__STATUS__STATUS_LIMIT, "%s", board->text);
 	raw_end_rx(raw);
-	cr_assert_eq(lt_status(raw->lane).want_refused, 1);
+	lt_wait_until(&raw->lt, one_refused, raw->lane, "the want to be counted");
 	hostile_end(raw);
 }
 
