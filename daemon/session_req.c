@@ -192,12 +192,14 @@ static void on_pool_registered(struct kvp_pool *pool, Kvp__Status status, const 
 {
 	struct kvp_session_pending *pending = arg;
 	struct kvp_session *session = pending->session;
+	char text[KVP_POOL_ERR];
 
+	(void)snprintf(text, sizeof(text), "%s", why); /* it goes with the pool; may be cut */
 	if (status != OK) {
 		pool_unlist(session, pool);
 		kvp_pool_free(&session->core->pools, pool);
 	}
-	kvp_session_answer_with(pending, status, why);
+	kvp_session_answer_with(pending, status, text);
 }
 
 /* A pool that could not be mapped stays paused. */
