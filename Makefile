@@ -5,7 +5,7 @@
 # make demo         the same for the demo: two daemons, eight ranks, every byte checked
 # make asan         check under ASan and UBSan       make tsan        stress programs under TSan
 # make valgrind     Criterion tests under valgrind   make bench       all benchmarks (T=bench_x: one)
-# make torture      every allocation and foreign call fails in turn (PART=start|run|stop|verbs STRIDE=8: some)
+# make torture      every allocation and foreign call fails in turn (PART=start|run|stop|gpu|verbs STRIDE=8: some)
 # make load         256 clients, 50,000 rooms, 256 peers: latencies, memory, fairness, limits
 # make check-rdma   RDMA verbs for real: soft RoCE in a QEMU guest, which it builds from Debian packages
 # make matrix            every state of a room x every victim x every fault (T=sample, T=want/)
@@ -189,7 +189,7 @@ $(TORTURE)/shim.o: tests/torture_shim.c tests/torture_calls.h Makefile
 $(TORTURE)/kvpackd: $(BUILD)/daemon/main.o $(BUILD)/tests/torture_shim.o $(DAEMON_A) $(PROTO_A)
 $(TORTURE)/libkvpack.so.1: $(CLIENT_OBJ) $(PROTO_OBJ) $(TORTURE)/shim.o
 $(TORTURE)/torture: $(BUILD)/tests/torture.o $(BUILD)/tests/torture_pass.o $(SUPPORT_A) $(TORTURE)/libkvpack.so.1
-$(TORTURE)/kvpackd: EXTRA := $(TORTURE_WRAP)
+$(TORTURE)/kvpackd: EXTRA := $(TORTURE_WRAP) -Wl,--wrap=dlsym
 $(TORTURE)/libkvpack.so.1: EXTRA := $(TORTURE_WRAP) -shared -Wl,-soname,libkvpack.so.1 -Wl,--version-script=$(SYMFILE)
 $(TORTURE)/verbs: $(BUILD)/tests/torture_verbs.o $(BUILD)/tests/fake_verbs.o $(TEST_LIBS)
 $(TORTURE)/verbs: EXTRA := $(filter -Wl$(comma)--wrap=ibv_% -Wl$(comma)--wrap=_ibv_%,$(TORTURE_WRAP))
@@ -236,8 +236,9 @@ run-valgrind: all $(call pick,test)
 	@KVP_WRAP='valgrind -q --error-exitcode=9 --trace-children=yes' $(RUN_ENV) tests/run.sh $(call pick,test)
 run-matrix: all $(BUILD)/tests/matrix
 	@$(RUN_ENV) UCX_LOG_LEVEL=error $(BUILD)/tests/matrix $(or $(T),all)
-run-torture: $(TORTURE_BIN)
-	@$(if $(filter verbs,$(PART)),,KVP_BIN=$(CURDIR)/$(TORTURE) UCX_LOG_LEVEL=error $(TORTURE)/torture $(if $(PART),$(PART),all) $(or $(STRIDE),1) $(FIRST))
+run-torture: $(TORTURE_BIN) $(FAKE_CUDA)
+	@$(foreach p,$(filter-out verbs,$(or $(PART),all $(if $(FAKE_CUDA),gpu))),KVP_BIN=$(CURDIR)/$(TORTURE) UCX_LOG_LEVEL=error \
+		$(TORTURE)/torture $p $(or $(STRIDE),1) $(FIRST) &&) true
 	@$(if $(filter-out verbs,$(PART)),,$(TORTURE)/verbs $(or $(STRIDE),1) $(FIRST))
 run-load: all $(BUILD)/tests/load
 	@$(RUN_ENV) UCX_LOG_LEVEL=error $(BUILD)/tests/load

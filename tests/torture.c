@@ -8,8 +8,11 @@
  * hang or report a wrong completion; and once the fault is over a whole round must succeed and
  * nothing be left of the last one.
  *
- *     torture [part STRIDE FIRST]      part: start, run, stop or all; every STRIDE-th fault from
- * FIRST on
+ * Part gpu is the start and the run with pools on a GPU that is none (tests/fake_cuda.c), and with
+ * calls of its driver alone.
+ *
+ *     torture [part STRIDE FIRST]      part: start, run, stop, gpu or all (but gpu); every
+ * STRIDE-th fault from FIRST on
  */
 
 #include <errno.h>
@@ -23,6 +26,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "daemon/cuda.h"
 #include "tests/torture_calls.h"
 #include "tests/torture_pass.h"
 #include "tests/torture_shim.h"
@@ -35,9 +39,17 @@ enum who { PREFILL, DECODE, LIBRARY, WHOS };
 
 static const char *const who_names[WHOS] = { "prefill daemon", "decode daemon", "library" };
 
-static const char *const config = "[host]\nslots = 4\nslot_bytes = 64k\n[timers]\noffer = 2s\n"
-				  "open = 2s\nprogress = 2s\nfence = 2s\ndrain = 500ms\n"
-				  "lease = 2s\n[stop]\ndrain = 100ms\n";
+#define CONFIG                                                        \
+	"[host]\nslots = 4\nslot_bytes = 64k\n[timers]\noffer = 2s\n" \
+	"open = 2s\nprogress = 2s\nfence = 2s\ndrain = 500ms\n"       \
+	"lease = 2s\n[stop]\ndrain = 100ms\n"
+#define GPU_CONFIG "[gpu]\ndevices = all\nslots = 4\nslot_bytes = 64k\n"
+static const char *config = CONFIG;
+
+enum {
+#define NUMBER(name, how, error) FN_##name,
+	TORTURE_CALLS(NUMBER) FN_N
+};
 
 struct fault {
 	enum who who;
@@ -51,6 +63,8 @@ static struct rig_daemon *daemons[2];
 static struct pass pass;
 static unsigned tried, fired, found;
 static uint32_t stride = 1, first;
+static uint32_t first_fn; /* functions before it do not fail */
+static unsigned lost;     /* GPUs, each to one daemon's process */
 
 /* ---- names for people ----------------------------------------------------------------------- */
 
@@ -60,8 +74,12 @@ static const char *fn_name(uint32_t fn)
 #define NAME(name, how, error) #name,
 		TORTURE_CALLS(NAME)
 	};
-	static const char *const libs[] = { "malloc in cJSON", "malloc in libuv",
-					    "calloc in libuv" };
+	static const char *const libs[] = { "malloc in cJSON", "malloc in libuv", "calloc in libuv",
+#ifdef KVP_CUDA
+#define CUDA_NAME(fn) #fn,
+					    KVP_CUDA_CALLS(CUDA_NAME) KVP_CUDA_LATER(CUDA_NAME)
+#endif
+	};
 
 	if (fn < KVP_ARRAY_SIZE(names))
 		return names[fn];
@@ -166,7 +184,7 @@ static void each_fault(uint32_t who, bool lasting, void (*fn)(const struct fault
 	for (uint32_t i = 0; i < TORTURE_SITES; i++)
 		calls[i] = torture[who]->sites[i].calls;
 	for (uint32_t i = 0; i < TORTURE_SITES; i++) {
-		uint32_t n = KVP_MIN(calls[i], REPEATS);
+		uint32_t n = torture[who]->sites[i].fn >= first_fn ? KVP_MIN(calls[i], REPEATS) : 0;
 		uint32_t all = n > 0 && lasting && can_last(torture[who]->sites[i].fn);
 
 		for (uint32_t k = 0; k < n + all; k++) {
@@ -236,13 +254,13 @@ static void restart_both(const struct fault *fault)
 	}
 }
 
+static int ended[2]; /* raw statuses of those that are not alive */
+
 static bool is_alive(int i)
 {
-	int status;
-
 	if (!daemons[i]->pid)
 		return false;
-	if (waitpid(daemons[i]->pid, &status, WNOHANG) == 0)
+	if (waitpid(daemons[i]->pid, &ended[i], WNOHANG) == 0)
 		return true;
 	daemons[i]->pid = 0;
 	return false;
@@ -335,6 +353,91 @@ static void run_part(void)
 	count(false);
 	for (uint32_t who = 0; who < WHOS; who++)
 		each_fault(who, true, try_run);
+	restart_both(NULL);
+	for (int i = 0; i < 2; i++)
+		(void)stop(i);
+}
+
+/* ---- a GPU ---------------------------------------------------------------------------------- */
+
+/* Its driver cannot tell any more what is over, so nothing of it is used again: it fails its rooms,
+ * and stops. */
+static bool gpu_is_lost(int i)
+{
+	FILE *file = fopen(daemons[i]->log, "re");
+	char line[512];
+	bool is = false;
+
+	while (file && fgets(line, sizeof(line), file))
+		is = is || strstr(line, "the GPU is lost to this process");
+	if (file)
+		(void)fclose(file); /* only read */
+	return is;
+}
+
+/* By itself where the GPU is lost. */
+static int end_of(int i)
+{
+	pid_t pid;
+
+	if (!is_alive(i))
+		return WIFEXITED(ended[i]) ? WEXITSTATUS(ended[i]) : 128 + WTERMSIG(ended[i]);
+	if (!gpu_is_lost(i))
+		return stop(i);
+	pid = daemons[i]->pid;
+	daemons[i]->pid = 0;
+	return wait_for(pid, START_MS);
+}
+
+/* The next processes have the GPU again; NULL: all is well then. */
+static const char *after_loss(void)
+{
+	const char *what = NULL;
+
+	for (int i = 0; i < 2; i++) {
+		bool was_lost = gpu_is_lost(i);
+		int status = end_of(i);
+
+		lost += was_lost;
+		if (status != 0 && !(was_lost && status == 1))
+			what = "a daemon that lost its GPU, or its peer, does not stop as it must";
+	}
+	for (int i = 0; i < 2 && !what; i++) {
+		forget_log(i);
+		start(i);
+	}
+	return what || round_ends_well(false) ? what : "after a restart: a round fails";
+}
+
+static void try_gpu(const struct fault *fault)
+{
+	const char *what = what_went_wrong(fault);
+
+	if (what && (gpu_is_lost(0) || gpu_is_lost(1)))
+		what = after_loss();
+	else if (!what) /* what it leaves is said at its end */
+		restart_both(fault);
+	if (!what)
+		return;
+	finding(fault, what);
+	for (int i = 0; i < 2; i++) {
+		if (is_alive(i))
+			(void)stop(i);
+		forget_log(i);
+		start(i);
+	}
+}
+
+static void gpu_part(void)
+{
+	for (int i = 0; i < 2; i++)
+		start(i);
+	count(true);
+	RIG_REQUIRE(round_ends_well(false));
+	RIG_REQUIRE(round_ends_well(false));
+	count(false);
+	for (uint32_t who = PREFILL; who <= DECODE; who++)
+		each_fault(who, true, try_gpu);
 	restart_both(NULL);
 	for (int i = 0; i < 2; i++)
 		(void)stop(i);
@@ -475,8 +578,22 @@ static void share(enum who who, const char *name)
 	(void)close(fd);
 }
 
+/* The driver that is none is found first, by this process and the daemons. */
+static void use_fake_gpu(void)
+{
+	char dir[4096], path[4200];
+
+	rig_program(dir, sizeof(dir), "../tests/fake");
+	(void)snprintf(path, sizeof(path), "%s/libcuda.so.1", dir);
+	if (access(path, R_OK) < 0) {
+		(void)printf("built without CUDA\n");
+		exit(77); /* NOLINT(concurrency-mt-unsafe): one thread */
+	}
+	(void)setenv("LD_LIBRARY_PATH", dir, 1);
+}
+
 /* The library in this process has been loaded by now: its file is named before the start. */
-static void again_with_library(char **argv)
+static void again_with_library(char **argv, bool gpu)
 {
 	char dir[64] = "/tmp/kvp-torture-XXXXXX", path[128];
 	int fd;
@@ -489,6 +606,8 @@ static void again_with_library(char **argv)
 	RIG_REQUIRE(fd >= 0 && ftruncate(fd, sizeof(struct torture)) == 0);
 	(void)close(fd);
 	(void)setenv("KVP_TORTURE_LIB", path, 1);
+	if (gpu)
+		use_fake_gpu();
 	(void)execv("/proc/self/exe", argv);
 	_exit(127);
 }
@@ -522,26 +641,35 @@ static void setup(void)
 int main(int argc, char **argv)
 {
 	const char *part = argc > 1 ? argv[1] : "all";
-	bool all = !strcmp(part, "all");
+	bool all = !strcmp(part, "all"), gpu = !strcmp(part, "gpu");
 
-	again_with_library(argv);
+	again_with_library(argv, gpu);
+	if (gpu)
+		config = GPU_CONFIG CONFIG;
 	stride = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 1;
 	first = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 0;
 	RIG_REQUIRE(stride > 0 && first < stride);
 	setup();
 	for (int i = 0; i < 2; i++)
 		start(i);
-	pass_make(&pass, daemons[0], daemons[1]);
+	pass_make(&pass, daemons[0], daemons[1], gpu);
 	for (int i = 0; i < 2; i++)
 		RIG_REQUIRE(stop(i) == 0, "%s", daemons[i]->name);
-	if (all || !strcmp(part, "start"))
+	if (gpu)
+		first_fn = (uint32_t)FN_N + TORTURE_LIB_KINDS;
+	if (all || gpu || !strcmp(part, "start"))
 		start_part();
+	if (gpu)
+		gpu_part();
 	if (all || !strcmp(part, "run"))
 		run_part();
 	if (all || !strcmp(part, "stop"))
 		stop_part();
 	rig_remove(&rig);
-	(void)printf("%u faults of %u, %u have struck, %u findings\n",
+	(void)printf("%s: %u faults of %u, %u have struck, %u findings", part,
 		     (tried + stride - 1) / stride, tried, fired, found);
+	if (gpu)
+		(void)printf("; %u times the GPU was lost to a process", lost);
+	(void)putchar('\n');
 	return found > 0 || fired == 0;
 }

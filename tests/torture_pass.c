@@ -8,6 +8,8 @@
 
 #include <cjson/cJSON.h>
 
+#include "tests/support_device.h"
+
 #define TOKENS 256u
 #define HALF 128u
 #define PAGE 16u
@@ -26,24 +28,24 @@
 			return;                                                 \
 	} while (0)
 
-static void end_make(struct pass_end *end, const struct rig_daemon *daemon, const char *name,
-		     uint64_t salt)
+static void end_make(struct pass_end *end, const struct rig_daemon *daemon, uint64_t salt,
+		     enum device_kind kind)
 {
 	end->daemon = daemon;
 	(void)rig_pool_entry(&end->pool, 0, ROW, PAGE, 16);
 	(void)rig_pool_entry(&end->pool, 1, ROW, PAGE, 16);
 	(void)rig_pool_blob(&end->pool, 2, SEGMENT);
-	rig_pool_allocate(&end->pool, name, salt);
+	device_pool_allocate(&end->pool, "torture", salt, kind);
 	rig_pages(end->pages, TOKENS / PAGE, 0, 16, salt);
 }
 
-void pass_make(struct pass *pass, const struct rig_daemon *a, const struct rig_daemon *b)
+void pass_make(struct pass *pass, const struct rig_daemon *a, const struct rig_daemon *b, bool gpu)
 {
 	memset(pass, 0, sizeof(*pass));
 	pass->next_room = 1;
-	end_make(&pass->from, a, "from", 1);
-	end_make(&pass->near, a, "near", 2);
-	end_make(&pass->to, b, "to", 3);
+	end_make(&pass->from, a, 1, gpu ? DEVICE_CHUNKS : DEVICE_NONE);
+	end_make(&pass->near, a, 2, DEVICE_NONE);
+	end_make(&pass->to, b, 3, gpu ? DEVICE_IPC : DEVICE_NONE);
 }
 
 static struct kvp_side_desc side_of(const struct pass_end *end)
@@ -73,11 +75,17 @@ static int end_connect(struct pass_end *end)
 static int end_register(struct pass_end *end)
 {
 	struct kvp_pool_desc desc = KVP_POOL_DESC_INIT;
+	const struct kvp_mem mem = {
+		.kind = end->pool.device ? KVP_MEM_DEVICE : KVP_MEM_FD,
+		.fd = end->pool.fd,
+		.addr = end->pool.device,
+		.bytes = end->pool.device ? end->pool.bytes : 0,
+	};
 
 	desc.entries = end->pool.entries;
 	desc.n_entries = end->pool.n_entries;
-	desc.fds = &end->pool.fd;
-	desc.n_fds = 1;
+	desc.mems = &mem;
+	desc.n_mems = 1;
 	desc.layout_tag = "torture";
 	desc.tag_bytes = 7;
 	return kvp_pool_register(end->client, &desc, &end->pool.id);
@@ -205,6 +213,7 @@ static void check_bytes(const struct pass *pass, const struct pass_end *to,
 	if (!state->complete)
 		return;
 	RIG_REQUIRE(state->meta_bytes == 4 && memcmp(state->meta, "meta", 4) == 0);
+	device_pool_pull(&to->pool);
 	image = rig_pool_image(&to->pool);
 	rig_put_rows(image, &to->pool, &side, 0, TOKENS, &key);
 	rig_put_segment(image + to->pool.entries[2].offset, SEGMENT, &key, 9);
@@ -221,6 +230,8 @@ static void fill(struct pass *pass, struct pass_end *to)
 	rig_pool_reset(&to->pool);
 	rig_put_rows(pool->mem, pool, &side, 0, TOKENS, &key);
 	rig_put_segment(pool->mem + pool->entries[2].offset, SEGMENT, &key, 9);
+	device_pool_push(&to->pool);
+	device_pool_push(pool);
 }
 
 /* The sender's steps, up to the first that is refused. */

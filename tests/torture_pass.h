@@ -23,8 +23,8 @@ struct pass {
 	bool faulty; /* steps may fail */
 };
 
-/* Allocates the memory of the three pools. */
-void pass_make(struct pass *pass, const struct rig_daemon *a, const struct rig_daemon *b);
+/* Allocates the memory of the three pools; `gpu`: of the first and the last on a GPU. */
+void pass_make(struct pass *pass, const struct rig_daemon *a, const struct rig_daemon *b, bool gpu);
 /* Ends the process when something is not as it must be. */
 void pass_run(struct pass *pass, bool faulty);
 /* Waits until the daemon has no clients but one, no pools, fences and rooms. */

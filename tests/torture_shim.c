@@ -11,12 +11,14 @@
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cjson/cJSON.h>
 #include <uv.h>
 
+#include "daemon/cuda.h"
 #include "tests/torture_calls.h"
 
 /* Built for the library, it has another file and leaves the program's libraries alone. */
@@ -172,5 +174,88 @@ static __attribute__((constructor(102))) void hook(void)
 		return;
 	cJSON_InitHooks(&hooks);
 	(void)uv_replace_allocator(lib_malloc, lib_realloc, lib_calloc, free);
+}
+
+/* ---- the CUDA driver, which the daemon looks up -------------------------------------------------
+ */
+
+#ifdef KVP_CUDA
+typedef long cuda_fn(long, long, long, long, long, long, long, long, long, long, long);
+
+enum cuda_fn_number {
+#define CUDA_NUMBER(fn) CUDA_##fn,
+	KVP_CUDA_CALLS(CUDA_NUMBER) KVP_CUDA_LATER(CUDA_NUMBER) CUDA_N
+};
+
+/* What ends something has done so when it fails: else the driver would keep it, whatever we do. */
+static bool ends_something(enum cuda_fn_number fn)
+{
+	switch (fn) {
+	case CUDA_cuDevicePrimaryCtxRelease:
+	case CUDA_cuModuleUnload:
+	case CUDA_cuStreamDestroy:
+	case CUDA_cuEventDestroy:
+	case CUDA_cuMemFree:
+	case CUDA_cuMemFreeHost:
+	case CUDA_cuIpcCloseMemHandle:
+	case CUDA_cuMemAddressFree:
+	case CUDA_cuMemUnmap:
+	case CUDA_cuMemRelease:
+		return true;
+	default:
+		return false;
+	}
+}
+
+#define CUDA_WRAP(fn)                                                                             \
+	static cuda_fn *real_##fn;                                                                \
+	static long wrap_##fn(long a, long b, long c, long d, long e, long f, long g, long h,     \
+			      long i, long j, long k)                                             \
+	{                                                                                         \
+		bool failed =                                                                     \
+			fails(__builtin_return_address(0), FN_N + TORTURE_LIB_KINDS + CUDA_##fn); \
+		long result = CUDA_ERROR_OUT_OF_MEMORY;                                           \
+                                                                                                  \
+		if (!failed || ends_something(CUDA_##fn))                                         \
+			result = real_##fn(a, b, c, d, e, f, g, h, i, j, k);                      \
+		return failed ? CUDA_ERROR_OUT_OF_MEMORY : result;                                \
+	}
+/* NOLINTBEGIN(readability-function-size): eleven arguments stand for any */
+KVP_CUDA_CALLS(CUDA_WRAP)
+KVP_CUDA_LATER(CUDA_WRAP)
+/* NOLINTEND(readability-function-size) */
+
+static const struct {
+	const char *name;
+	cuda_fn **real, *wrap;
+} cuda_fns[CUDA_N] = {
+#define CUDA_ENTRY(fn) { #fn, &real_##fn, wrap_##fn },
+	KVP_CUDA_CALLS(CUDA_ENTRY) KVP_CUDA_LATER(CUDA_ENTRY)
+};
+
+/* The name, or a later version of it: "cuMemAlloc_v2". */
+static bool is_version(const char *name, const char *of)
+{
+	size_t n = strlen(of);
+
+	return strncmp(name, of, n) == 0 && (name[n] == 0 || name[n] == '_');
+}
+#endif
+
+void *__real_dlsym(void *lib, const char *name);
+void *__wrap_dlsym(void *lib, const char *name);
+void *__wrap_dlsym(void *lib, const char *name)
+{
+	void *at = __real_dlsym(lib, name);
+
+#ifdef KVP_CUDA
+	for (size_t i = 0; i < CUDA_N && torture && at; i++) {
+		if (!is_version(name, cuda_fns[i].name))
+			continue;
+		*cuda_fns[i].real = (cuda_fn *)at;
+		return (void *)cuda_fns[i].wrap;
+	}
+#endif
+	return at;
 }
 #endif

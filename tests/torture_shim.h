@@ -11,6 +11,7 @@
 
 #define TORTURE_SITES 2048u
 #define TORTURE_LIBS 64u /* the first sites: calls that a library makes for itself, by function */
+#define TORTURE_LIB_KINDS 3u
 
 struct torture_site {
 	_Atomic uint64_t place; /* offset in the program; 0: not used yet */
