@@ -180,8 +180,7 @@ static Kvp__Status accept_geom(struct kvp_dleg *leg, const Kvp__Accept *accept,
 	Kvp__Status status;
 
 	status = kvp_geom_check_tags(room->pool, &accept->layout_tag, accept->layout_version, err);
-	if (status == KVP_ROOM_OK)
-		status = kvp_room_sums_agree(room, accept->checksum, &leg->sums, err);
+	leg->sums = kvp_room_sums_agree(room, accept->checksum);
 	if (status == KVP_ROOM_OK)
 		status = kvp_geom_unpack(&remote, accept->entries, accept->n_entries, accept->sides,
 					 accept->n_sides, err);
@@ -198,6 +197,9 @@ static Kvp__Status accept_geom(struct kvp_dleg *leg, const Kvp__Accept *accept,
 			.sums = leg->sums == KVP_SUMS_ON,
 		};
 		status = kvp_geom_build(geom, &spec, err);
+		if (status == KVP_ROOM_OK)
+			status =
+				kvp_room_sums_settle(room, accept->checksum, geom, &leg->sums, err);
 		if (status == KVP_ROOM_OK)
 			status = kvp_geom_build(copy, &spec, err);
 	}

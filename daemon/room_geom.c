@@ -254,19 +254,25 @@ static int geom_alloc(struct kvp_lane_geom *out, const struct kvp_geom_spec *spe
 	return 0;
 }
 
-static Kvp__Status geom_check(struct kvp_lane_geom *geom, char *err)
+static Kvp__Status geom_check(struct kvp_lane_geom *geom, uint64_t slot_bytes, char *err)
 {
 	char text[KVP_PLAN_ERR_BYTES];
 
 	if (kvp_leg_check(&geom->geom, text, sizeof(text)) < 0)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_GEOMETRY, "%.180s", text);
 	geom->piece_tokens = kvp_piece_tokens(&geom->geom, geom->slot_bytes);
+	/* Registered with slots that are just large enough: both ends find so, and go without. */
+	if (geom->piece_tokens == 0 && geom->sums) {
+		geom->sums = false;
+		geom->slot_bytes = slot_bytes;
+		geom->piece_tokens = kvp_piece_tokens(&geom->geom, geom->slot_bytes);
+	}
 	if (geom->piece_tokens == 0)
 		return kvp_room_refuse(
 			err, KVP__STATUS__STATUS_MISMATCH,
-			"one token takes %llu bytes of a slot, the smaller slot has %llu%s",
+			"one token takes %llu bytes of a slot, the smaller slot has %llu",
 			(unsigned long long)kvp_piece_worst(&geom->geom, 1),
-			(unsigned long long)geom->slot_bytes, geom->sums ? " beside sums" : "");
+			(unsigned long long)geom->slot_bytes);
 	return KVP_ROOM_OK;
 }
 
@@ -294,7 +300,7 @@ Kvp__Status kvp_geom_build(struct kvp_lane_geom *out, const struct kvp_geom_spec
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_MISMATCH, "%.180s", text);
 	if (geom_alloc(out, spec, pairs, (uint32_t)n) < 0)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_NO_MEMORY, "no memory");
-	status = geom_check(out, err);
+	status = geom_check(out, spec->slot_bytes, err);
 	if (status != KVP_ROOM_OK) {
 		free(out->block);
 		memset(out, 0, sizeof(*out));

@@ -432,9 +432,11 @@ void kvp_rooms_drop_kept(struct kvp_rooms *rooms, const struct kvp_peer *peer);
 /* room_sums.c */
 /* enum kvp_sums_word of this end. */
 uint32_t kvp_room_sums_word(const struct kvp_room *room);
-/* What comes of it with the other end's word; refuses what an end requires and cannot have. */
-Kvp__Status kvp_room_sums_agree(struct kvp_room *room, uint32_t other, enum kvp_sums *out,
-				char *err);
+/* What comes of it with the other end's word. */
+enum kvp_sums kvp_room_sums_agree(const struct kvp_room *room, uint32_t other);
+/* Once the geometry is built; refuses what an end requires and cannot have. */
+Kvp__Status kvp_room_sums_settle(struct kvp_room *room, uint32_t other,
+				 const struct kvp_lane_geom *geom, enum kvp_sums *sums, char *err);
 
 /* room_geom.c */
 struct kvp_geom_end {
@@ -449,7 +451,7 @@ struct kvp_geom_spec {
 	const uint64_t *starts; /* [dst.n_sides] by dst group */
 	uint64_t end, slot_bytes;
 	uint32_t sender;
-	bool sums;
+	bool sums; /* if a slot has room for a token beside them */
 };
 /* Builds what both ends compute alike; `out->block` is the caller's. */
 Kvp__Status kvp_geom_build(struct kvp_lane_geom *out, const struct kvp_geom_spec *spec, char *err);

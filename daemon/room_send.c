@@ -261,10 +261,9 @@ static Kvp__Status offer_geom(struct kvp_sleg *leg, const struct kvp_peer *peer,
 				       "the destination's daemon moves data by %s, this one by %s: "
 				       "data.transport",
 				       offer->transport, kvp_lane_transport(room->lane));
-	status = kvp_room_sums_agree(leg->room, offer->checksum, &leg->sums, err);
-	if (status == KVP_ROOM_OK)
-		status = kvp_geom_unpack(&remote, offer->entries, offer->n_entries, offer->sides,
-					 offer->n_sides, err);
+	leg->sums = kvp_room_sums_agree(room, offer->checksum);
+	status = kvp_geom_unpack(&remote, offer->entries, offer->n_entries, offer->sides,
+				 offer->n_sides, err);
 	if (status == KVP_ROOM_OK) {
 		spec = (struct kvp_geom_spec){
 			.src = { pool->entries, pool->n_entries, room->send.mask, room->send.sides,
@@ -278,6 +277,9 @@ static Kvp__Status offer_geom(struct kvp_sleg *leg, const struct kvp_peer *peer,
 			.sums = leg->sums == KVP_SUMS_ON,
 		};
 		status = kvp_geom_build(&leg->geom, &spec, err);
+		if (status == KVP_ROOM_OK)
+			status = kvp_room_sums_settle(leg->room, offer->checksum, &leg->geom,
+						      &leg->sums, err);
 	}
 	kvp_geom_remote_fini(&remote);
 	return status;

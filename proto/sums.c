@@ -21,6 +21,7 @@ static const struct {
 	[KVP_SUMS_OFF] = { "off", "data.checksum is off at both ends" },
 	[KVP_SUMS_ON] = { "on", "" },
 	[KVP_SUMS_NO_GPU] = { "gpu", "sums are for pools in host memory, and one is on a GPU" },
+	[KVP_SUMS_NO_SLOT] = { "slot", "a token's rows fill the slot: larger host.slot_bytes" },
 	[KVP_SUMS_NO_PEER] = { "peer", "the peer's daemon is of a version without sums" },
 };
 

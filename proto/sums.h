@@ -30,6 +30,7 @@ enum kvp_sums {
 	KVP_SUMS_ON,      /* pieces have sums */
 	KVP_SUMS_NO_GPU,  /* a pool is on a GPU */
 	KVP_SUMS_NO_PEER, /* a daemon knows nothing of them */
+	KVP_SUMS_NO_SLOT, /* a token's rows and they do not fit a slot: found with the geometry */
 	KVP_SUMS_N,
 };
 

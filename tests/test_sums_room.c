@@ -127,6 +127,42 @@ Test(sums_room, local)
 	SR_UNTIL(&a, NULL, checked(&a) > 0);
 }
 
+/* A token's rows fill the slot: there is no place for sums. */
+static void start_full(uint32_t prefill)
+{
+	static const struct sr_shape full = {
+		.page = 8, .dcp_size = 1, .n_pages = 16, .layers = 1, .row_bytes = 65536
+	};
+
+	a.config.data.checksum = prefill;
+	a.config.host.slot_bytes = b.config.host.slot_bytes = 65536;
+	sr_start(&a, &kvp_net_ucx);
+	sr_start(&b, &kvp_net_ucx);
+	sr_pool_make(&src, &a, &full);
+	sr_pool_make(&dst, &b, &full);
+	sr_pool_fill(&src, src_pages, 0, 0, 64);
+	transfer(&b);
+}
+
+Test(sums_room, no_place)
+{
+	start_full(KVP_CHECKSUM_ON);
+	cr_assert(b.ends[1].complete && a.ends[2].complete, "%s", b.ends[1].reason);
+	sr_pool_check(&dst, dst_pages, 0, 0, 64);
+	cr_assert_eq(checked(&b), 0u);
+	cr_assert_eq(unchecked(&a, KVP_SUMS_NO_SLOT), 1u);
+	cr_assert_eq(unchecked(&b, KVP_SUMS_NO_SLOT), 1u);
+}
+
+Test(sums_room, no_place_and_required)
+{
+	start_full(KVP_CHECKSUM_REQUIRED);
+	cr_assert_eq(a.ends[2].status, ST(UNSUPPORTED), "%s", a.ends[2].reason);
+	cr_assert_eq(b.ends[1].status, ST(UNSUPPORTED), "%s", b.ends[1].reason);
+	cr_assert(strstr(b.ends[1].reason, "data.checksum is required here, but a token's rows"),
+		  "%s", b.ends[1].reason);
+}
+
 #ifdef KVP_TEST
 
 static void hold(struct sr_node *node, enum kvp_hold point)
