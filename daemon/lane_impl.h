@@ -427,7 +427,7 @@ struct kvp_tx {
 	struct kvp_tx_legs legs;
 	struct kvp_chunks chunks;   /* not yet delivered, by seq */
 	struct kvp_chunk *unfenced; /* the first that waits for its fence */
-	uint32_t n_legs, n_local;
+	uint32_t n_legs;
 	uint32_t next_seq;
 	uint32_t local_tokens;                /* of a local piece */
 	uint64_t token_bytes;                 /* of a token's rows in all entries */

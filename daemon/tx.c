@@ -362,7 +362,6 @@ void kvp_tx_leg_add(struct kvp_lane *lane, struct kvp_order_tx_leg *order)
 	if (leg->link)
 		TAILQ_INSERT_TAIL(&leg->link->tx_legs, leg, link_link);
 	tx->n_legs++;
-	tx->n_local += leg->local;
 	for (uint32_t i = 0; i < order->leg.geom.n_pairs; i++)
 		leg->groups |= 1u << order->leg.geom.src[order->leg.geom.pairs[i].src_entry].group;
 	find_alike(tx, leg);

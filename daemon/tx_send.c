@@ -528,8 +528,9 @@ static bool piece_unwant(struct kvp_tx_piece *piece)
 		return true;
 	default:
 		tx->n_sent -= !piece->landed;
-		/* Of rows that come one by one none says that it is the last. */
-		return !piece->landed && piece->kind == KVP_WIRE_ROWS && !tx->lane->config.pack;
+		/* Of messages that come one by one none says that it is the last. */
+		return !piece->landed && !tx->lane->config.pack &&
+		       (piece->kind == KVP_WIRE_ROWS || piece->payload != piece->bytes);
 	}
 }
 

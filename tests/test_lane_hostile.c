@@ -98,10 +98,10 @@ static void raw_end_rx(struct hostile *raw)
 	lt_wait(&raw->lt, board, KVP_BOARD_QUIET);
 }
 
-static struct hostile *raw_make(void)
+static struct hostile *raw_make_lane(bool pack)
 {
 	const struct kvp_lane_config config = {
-		.slots = 8, .slot_bytes = SLOT, .pack = true, .net = &kvp_net_ucx
+		.slots = 8, .slot_bytes = SLOT, .pack = pack, .net = &kvp_net_ucx
 	};
 	struct lt_shape shape = { .page = 64,
 				  .dcp_size = 1,
@@ -120,6 +120,11 @@ static struct hostile *raw_make(void)
 	shape.n_pages = 16;
 	lt_pool_make(&raw->dst, &raw->lt, raw->lane, &shape);
 	return raw;
+}
+
+static struct hostile *raw_make(void)
+{
+	return raw_make_lane(true);
 }
 
 /* ---- wants ----------------------------------------------------------------------------------- */
@@ -708,6 +713,39 @@ static bool all_landed(void *arg)
 		peer_send(raw, &msg, sizeof(msg), 0);
 	}
 	return kvp_board_flags(&raw->room.senders[0].board) & KVP_BOARD_COMPLETE;
+}
+
+static bool all_rows_sent(void *arg)
+{
+	struct hostile *raw = arg;
+
+	hostile_progress(raw);
+	return lt_status(raw->lane).raw_rows == 100;
+}
+
+/* Of rows that were sent one by one, a receiver that failed does not know which is the last: it is
+ * told, or would keep the slot. */
+Test(lane_hostile, rows_sent_one_by_one_are_returned)
+{
+	struct hostile *raw = raw_make_lane(false);
+	struct kvp_wire_grant grant = { .head = kvp_wire_head(KVP_WIRE_GRANT),
+					.token = 5,
+					.slot_bytes = SLOT,
+					.mode = KVP_WIRE_LANDING };
+	struct kvp_wire_want want;
+
+	if (lt_net() == &kvp_net_ucx) {
+		hostile_room(raw, 100, SLOT, 0); /* 50 rows of 2 layers: one piece */
+		hostile_begin_tx(raw);
+		lt_submit_all(&raw->room, 0, 100);
+		want = hostile_wait(raw, KVP_WIRE_WANT).want;
+		grant.cookie = want.cookie;
+		peer_send(raw, &grant, sizeof(grant), 0);
+		lt_wait_until(&raw->lt, all_rows_sent, raw, "rows");
+		hostile_end_tx(raw);
+		cr_assert_eq(hostile_wait(raw, KVP_WIRE_RETURN).ret.generation, want.generation);
+	}
+	hostile_end(raw);
 }
 
 /*
