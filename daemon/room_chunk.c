@@ -586,6 +586,69 @@ static Kvp__Status parked_positions(const struct kvp_room *room, char *err)
 	return KVP_ROOM_OK;
 }
 
+static int by_segment_id(const void *a, const void *b)
+{
+	uint32_t x = (*(const Kvp__PeerSegment *const *)a)->id;
+	uint32_t y = (*(const Kvp__PeerSegment *const *)b)->id;
+
+	return x < y ? -1 : x > y;
+}
+
+/* All that destinations expect, by id; NULL: no memory, or nothing. */
+static const Kvp__PeerSegment **all_wanted(const struct kvp_room *room, size_t *n)
+{
+	const struct kvp_sleg *leg;
+	const Kvp__PeerSegment **all;
+
+	*n = 0;
+	DL_FOREACH2 (room->send.legs, leg, rnext)
+		*n += leg->offer->offer->n_segments;
+	all = *n ? malloc(*n * sizeof(*all)) : NULL;
+	if (!all)
+		return NULL;
+	*n = 0;
+	DL_FOREACH2 (room->send.legs, leg, rnext)
+		for (size_t i = 0; i < leg->offer->offer->n_segments; i++)
+			all[(*n)++] = leg->offer->offer->segments[i];
+	qsort(all, *n, sizeof(*all), by_segment_id);
+	return all;
+}
+
+/* Is every wanted one with that id of that size, and is there one? */
+static bool wanted_fits(const Kvp__PeerSegment *const *all, size_t n,
+			const struct kvp_room_sent_segment *segment)
+{
+	size_t from = 0, to = n;
+
+	while (from < to) {
+		size_t mid = from + (to - from) / 2;
+
+		if (all[mid]->id < segment->id)
+			from = mid + 1;
+		else
+			to = mid;
+	}
+	for (to = from; to < n && all[to]->id == segment->id; to++)
+		if (all[to]->bytes != segment->bytes)
+			return false;
+	return to > from;
+}
+
+/* There may be very many on both sides, and this is the loop. */
+static Kvp__Status parked_segments(const struct kvp_room *room, char *err)
+{
+	const struct kvp_room_send *send = &room->send;
+	size_t n;
+	KVP_CLEANUP(kvp_freep) const Kvp__PeerSegment **all = all_wanted(room, &n);
+	Kvp__Status status = KVP_ROOM_OK;
+
+	for (uint32_t i = 0; status == KVP_ROOM_OK && i < send->n_segments; i++)
+		if (!all || !wanted_fits(all, n, &send->segments[i]))
+			status = check_segment_wanted(room, send->segments[i].id,
+						      send->segments[i].bytes, err);
+	return status;
+}
+
 static Kvp__Status parked_check(const struct kvp_room *room, char *err)
 {
 	const struct kvp_room_send *send = &room->send;
@@ -593,9 +656,8 @@ static Kvp__Status parked_check(const struct kvp_room *room, char *err)
 
 	for (uint32_t seq = send->chunk_base; status == KVP_ROOM_OK && seq < send->n_chunks; seq++)
 		status = check_windows(room, chunk_at(send, seq), err);
-	for (uint32_t i = 0; status == KVP_ROOM_OK && any_data(room) && i < send->n_segments; i++)
-		status = check_segment_wanted(room, send->segments[i].id, send->segments[i].bytes,
-					      err);
+	if (status == KVP_ROOM_OK && any_data(room))
+		status = parked_segments(room, err);
 	return status;
 }
 
