@@ -113,6 +113,8 @@ static void add_slow_paths(const struct kvp_inspect *ask, cJSON *status,
 		  "loop's time" },
 		{ "stalls", core->server->stalls,
 		  "clients ended that did not read (client.stall)" },
+		{ "drains_late", rooms->drains_late,
+		  "rooms over but not quiet within timers.drain: their sessions were ended" },
 		{ "lanes_stuck", core->lanes_stuck, "lanes without a turn for lane.stuck_after" },
 	};
 
@@ -172,6 +174,8 @@ static void add_counters(const struct kvp_core *core, cJSON *status,
 	kvp_inspect_num(counters, "pieces_checked", lane->checked);
 	kvp_inspect_num(counters, "pieces_corrupt", lane->corrupt);
 	kvp_inspect_num(counters, "shared_slots", lane->shared);
+	kvp_inspect_num(counters, "pieces_eager", lane->eager);
+	kvp_inspect_num(counters, "eager_missed", lane->eager_missed);
 	kvp_inspect_num(counters, "dropped_no_token", lane->no_token);
 	kvp_inspect_num(counters, "dropped_stale", lane->stale);
 	kvp_inspect_num(counters, "dropped_malformed", lane->bad_messages);

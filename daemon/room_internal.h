@@ -138,7 +138,7 @@ struct kvp_room_send {
 	struct kvp_sleg *legs;
 	uint32_t n_legs, n_go, n_ended;
 	uint32_t n_dests; /* 0: no offer yet */
-	bool ready, meta_wanted;
+	bool ready;
 	uint64_t *needs; /* owned [n_groups]; from ready on: least of the legs' firsts */
 	uint32_t n_chunks;
 	bool last_seen;

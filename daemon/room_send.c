@@ -495,7 +495,6 @@ static void send_needs(struct kvp_room *room)
 
 	memset(send->needs, 0xff, send->n_groups * sizeof(*send->needs));
 	DL_FOREACH2 (send->legs, leg, rnext) {
-		send->meta_wanted |= leg->offer->offer->meta;
 		for (uint32_t g = 0; g < send->n_groups; g++)
 			send->needs[g] = KVP_MIN(send->needs[g], leg->firsts[g]);
 	}
