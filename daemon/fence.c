@@ -5,6 +5,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "proto/util.h"
 
@@ -62,6 +64,17 @@ static Kvp__Status give_to_lanes(struct kvp_fence *fence, char *err)
 	return KVP__STATUS__STATUS_NO_MEMORY;
 }
 
+/* A memfd may be far larger than its words: address space is for all. */
+static void keep_words(struct kvp_memfd *mem, uint32_t words)
+{
+	uint64_t keep = KVP_ALIGN_UP(words * sizeof(uint64_t), (uint64_t)sysconf(_SC_PAGESIZE));
+
+	if (keep >= mem->bytes)
+		return;
+	(void)munmap((uint8_t *)mem->map + keep, mem->bytes - keep); /* of a mapping of ours */
+	mem->bytes = keep;
+}
+
 Kvp__Status kvp_fence_register(struct kvp_fences *fences, const Kvp__FenceRegister *msg, int fd,
 			       struct kvp_fence **out, char *err)
 {
@@ -85,6 +98,7 @@ Kvp__Status kvp_fence_register(struct kvp_fences *fences, const Kvp__FenceRegist
 			       msg->words, fence->mem.bytes, fence->mem.bytes / 8);
 		return KVP__STATUS__STATUS_INVALID;
 	}
+	keep_words(&fence->mem, msg->words);
 	status = give_to_lanes(fence, err);
 	if (status != KVP__STATUS__STATUS_OK)
 		return status;

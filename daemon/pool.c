@@ -8,12 +8,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include <utlist.h>
 
 #include "daemon/gpu.h"
 #include "daemon/log.h"
 #include "daemon/memfd.h"
+#include "proto/limits.h"
 #include "proto/util.h"
 
 #define OK KVP__STATUS__STATUS_OK
@@ -51,9 +53,42 @@ static uint32_t source_n(const struct source *source)
 	return source->n_memories ? (uint32_t)source->n_memories : source->n_fds;
 }
 
-/* On refusal nothing is mapped. */
-static Kvp__Status map(struct kvp_pool *pool, const struct source *source, char *err)
+/* Address space that host pools of the uid take. Memfds may be far larger than what is in them. */
+static uint64_t mapped_of(const struct kvp_pools *pools, uint32_t uid)
 {
+	const struct kvp_pool *pool;
+	uint64_t bytes = 0;
+
+	DL_FOREACH (pools->first, pool)
+		for (uint32_t i = 0; pool->uid == uid && i < pool->n_fds; i++)
+			bytes += pool->maps[i] ? pool->map_bytes[i] : 0;
+	return bytes;
+}
+
+static Kvp__Status check_mapped(uint64_t mapped, uint64_t bytes, uint32_t idx, char *err)
+{
+	if (bytes <= KVP_LIMIT_MAPPED && mapped <= KVP_LIMIT_MAPPED - bytes)
+		return OK;
+	(void)snprintf(err, KVP_POOL_ERR,
+		       "fd %u: %" PRIu64 " bytes, and %" PRIu64
+		       " of this user are mapped, at most %" PRIu64 " together",
+		       idx, bytes, mapped, (uint64_t)KVP_LIMIT_MAPPED);
+	return KVP__STATUS__STATUS_LIMIT;
+}
+
+/* Size of a file as far as it is known before it is sealed. */
+static uint64_t size_of(int fd)
+{
+	struct stat st;
+
+	return fstat(fd, &st) == 0 && st.st_size > 0 ? (uint64_t)st.st_size : 0;
+}
+
+/* On refusal nothing is mapped. */
+static Kvp__Status map(const struct kvp_pools *pools, struct kvp_pool *pool,
+		       const struct source *source, char *err)
+{
+	uint64_t mapped = pool->on_gpu ? 0 : mapped_of(pools, pool->uid);
 	bool writable = true;
 
 	pool->n_dmabufs = 0;
@@ -74,13 +109,16 @@ static Kvp__Status map(struct kvp_pool *pool, const struct source *source, char 
 			continue;
 		}
 		(void)snprintf(what, sizeof(what), "fd %u", i); /* always fits */
-		status = kvp_memfd_map(source->fds[i], what, true, &mem, err, KVP_POOL_ERR);
+		status = check_mapped(mapped, size_of(source->fds[i]), i, err);
+		if (status == OK)
+			status = kvp_memfd_map(source->fds[i], what, true, &mem, err, KVP_POOL_ERR);
 		if (status != OK) {
 			unmap(pool);
 			return status;
 		}
 		pool->maps[i] = mem.map;
 		pool->map_bytes[i] = mem.bytes;
+		mapped += mem.bytes;
 		writable = writable && mem.writable;
 	}
 	pool->writable = writable;
@@ -373,7 +411,7 @@ static Kvp__Status start(struct kvp_pools *pools, struct kvp_pool *pool,
 		(void)snprintf(err, KVP_POOL_ERR, "no memory for a pool");
 		return KVP__STATUS__STATUS_NO_MEMORY;
 	}
-	status = map(pool, source, err);
+	status = map(pools, pool, source, err);
 	if (status == OK)
 		status = check_extents(pool, err);
 	if (status == OK)

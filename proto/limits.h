@@ -37,6 +37,7 @@
 #define KVP_LIMIT_FULL_BYTES (1u << 26)
 #define KVP_LIMIT_PAGE (1u << 20)         /* tokens of a page of one rank */
 #define KVP_LIMIT_VPAGE (1u << 24)        /* tokens of a virtual page */
+#define KVP_LIMIT_MAPPED (1ull << 44)     /* bytes of memfds mapped for the pools of one user */
 #define KVP_LIMIT_EXTENT (1ull << 46)     /* bytes of an entry, offsets and strides in it */
 #define KVP_LIMIT_POSITION (1ull << 48)   /* positions end here, so that sums never overflow */
 #define KVP_LIMIT_SEQ (1u << 30)          /* chunks of an open */

@@ -318,6 +318,23 @@ SPOIL(huge_offset, entry->offset = UINT64_MAX - 10)
 SPOIL(wrong_group, entry->group = 16)
 SPOIL(wrong_class, entry->klass = (Kvp__EntryClass)9)
 
+/* Sparse memfds of one user do not take the address space of all. */
+Test(pool, mapped_bytes_are_limited, .init = setup, .fini = teardown)
+{
+	int fd = support_hello(&daemon_, "engine"), mem = support_memfd(1 << 20);
+	int huge = support_memfd((UINT64_C(1) << 44) - (1 << 20) + 4096);
+	Kvp__Entry entry;
+
+	support_entry(&entry, 0, 256, 64);
+	ASSERT_OK(support_register(fd, 1, &entry, &mem, 1));
+	ASSERT_REFUSED(support_register(fd, 2, &entry, &huge, 1), LIMIT, "fd 0", "1048576 of this",
+		       "17592186044416");
+	cr_assert_eq(support_status_number(fd, "pools"), 1);
+	close(mem);
+	close(huge);
+	close(fd);
+}
+
 Test(pool, impossible_entries_are_refused, .init = setup, .fini = teardown)
 {
 	static const struct bad_entry bad[] = {
