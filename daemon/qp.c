@@ -26,9 +26,9 @@ int kvp_qp_errno(enum ibv_wc_status status)
 	case IBV_WC_MW_BIND_ERR:
 		return -EFAULT;
 	case IBV_WC_LOC_LEN_ERR:
-	case IBV_WC_REM_INV_REQ_ERR:
 		return -EMSGSIZE;
-	default:
+	default: /* with IBV_WC_REM_INV_REQ_ERR, which soft RoCE says of good requests, too, where
+		  * packets were lost */
 		return -EREMOTEIO;
 	}
 }

@@ -204,7 +204,7 @@ Test(net_rails, order_holds_across_rails)
 
 /* The n-th request fails, having arrived or not; the flush behind it takes others with it. Nothing
  * is lost, nothing comes twice, nothing that arrived is written again. */
-static void failure_at(uint64_t n, bool late, unsigned rails)
+static void failure_at(uint64_t n, bool late, unsigned rails, enum ibv_wc_status status)
 {
 	struct pair pair;
 
@@ -213,7 +213,7 @@ static void failure_at(uint64_t n, bool late, unsigned rails)
 	wait_conns(&pair, rails);
 	expect_all(&pair);
 	kvp_fake.fail_at = kvp_fake.n_posted + n;
-	kvp_fake.fail_status = IBV_WC_RETRY_EXC_ERR;
+	kvp_fake.fail_status = status;
 	kvp_fake.fail_late = late;
 	pump(&pair, 24);
 	expect_all(&pair);
@@ -226,15 +226,22 @@ static void failure_at(uint64_t n, bool late, unsigned rails)
 Test(net_rails, failure_at_every_request)
 {
 	for (uint64_t n = 1; n <= 60; n++) {
-		failure_at(n, false, 2);
-		failure_at(n, true, 2);
+		failure_at(n, false, 2, IBV_WC_RETRY_EXC_ERR);
+		failure_at(n, true, 2, IBV_WC_RETRY_EXC_ERR);
 	}
 }
 
 Test(net_rails, failure_with_four_rails)
 {
 	for (uint64_t n = 1; n <= 60; n += 7)
-		failure_at(n, n % 2, 4);
+		failure_at(n, n % 2, 4, IBV_WC_RETRY_EXC_ERR);
+}
+
+/* Soft RoCE says so of good requests, too. */
+Test(net_rails, a_request_that_is_called_invalid_goes_over_another)
+{
+	for (uint64_t n = 1; n <= 12; n++)
+		failure_at(n, n % 2, 2, IBV_WC_REM_INV_REQ_ERR);
 }
 
 /* Held requests of a lost connection never ran: all of them go again, in their order. */

@@ -91,8 +91,10 @@ static void payloads_cross_and_a_power_cut_is_noticed(void)
 	int fd;
 
 	kvp_net_verbs_defaults(&config);
-	config.devices =
-		"rxe0,rxe1"; /* a busy host loses packets, and soft RoCE a connection then */
+	/* A busy host loses packets, and soft RoCE a connection then, or stops a guest for longer
+	 * than cards are silent. */
+	config.devices = "rxe0,rxe1";
+	config.timeout = 17; /* 0.5 s */
 	KVP_EXPECT(vp_open(&node, &config, SLOT, err, sizeof(err)) == 0, "%s", err);
 	show_card(&node);
 	see_card(&peer);
