@@ -2,7 +2,7 @@
 # Runs the checks that need real verbs, and the integration programs over verbs, in a guest with soft
 # RoCE. Argument: the beginning of names of checks or programs, for only those. The last line is "N passed, N failed", with ", N skipped" if any: a machine
 # that cannot run the guest skips all of it, loudly, and that counts as one.
-# Environment: KVP_TOP, KVP_BIN; KVP_TIMEOUT seconds of the whole (720); KVP_BRIEF for a part that takes
+# Environment: KVP_TOP, KVP_BIN; KVP_TIMEOUT seconds of the whole (900); KVP_BRIEF for a part that takes
 # some three minutes.
 
 cd "${KVP_TOP:?}" || exit 1
@@ -14,7 +14,7 @@ rc=0
 case $1 in
 nodes* | rooms*) echo "0 passed, 0 failed" >"$log" ;;
 *)
-	tests/rxe/guest.sh -m 3072 -t "${KVP_TIMEOUT:-720}" -- $env tests/rxe/suite.sh "$@" | tee "$log"
+	tests/rxe/guest.sh -m 3072 -t "${KVP_TIMEOUT:-900}" -- $env tests/rxe/suite.sh "$@" | tee "$log"
 	rc=${PIPESTATUS[0]}
 	;;
 esac

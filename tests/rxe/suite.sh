@@ -141,7 +141,7 @@ rails()
 ucx()
 {
 	net=ucx over="UCX, rc_verbs"
-	for name in test_lane test_lane_rooms demo replay_sglang; do program 120 $name; done
+	for name in test_lane test_lane_rooms demo replay_sglang; do program 180 $name; done
 	net=verbs over=verbs
 }
 ! wanted "$1" ucx || ucx
