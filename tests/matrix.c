@@ -297,7 +297,9 @@ static void half(struct cell *cell)
 	both_ready(cell);
 	(void)engine_do(src, ENGINE_SUBMIT, FAULT_FIRST);
 	(void)engine_do(src, ENGINE_DELIVERED, 1);
-	engine_arrived(&cell->w->engines[DST], FAULT_HALF);
+	/* Of what has landed decode says nothing before all senders are there. */
+	if (cell->what->state != MX_CLOSING)
+		engine_arrived(&cell->w->engines[DST], FAULT_HALF);
 }
 
 static void piece_kept(struct cell *cell)
@@ -368,7 +370,6 @@ static void reach_late(struct cell *cell)
 		half(cell);
 		(void)engine_do(src, ENGINE_SUBMIT, FAULT_REST);
 		engine_reaches(src, KVP_ROOM_CLOSING);
-		engine_arrived(dst, FAULT_TOKENS);
 		break;
 	case MX_COMPLETE:
 		hold(cell);
@@ -404,7 +405,7 @@ static void reach(struct cell *cell)
 		struct engine *engine = &cell->w->engines[side];
 
 		engine->timers = cell->what->fault == MX_STOP ? stopping : (struct kvp_timers){ 0 };
-		engine->n_dummies = cell->what->state == MX_CLOSING;
+		engine->n_missing = cell->what->state == MX_CLOSING;
 	}
 	if (cell->what->state <= MX_FENCE)
 		reach_early(cell);
@@ -819,7 +820,7 @@ static void again(struct cell *cell)
 	for (int side = SRC; side < SIDES; side++) {
 		struct engine *engine = &w->engines[side];
 
-		engine->n_dummies = 0;
+		engine->n_missing = 0;
 		engine->timers = (struct kvp_timers){ 0 };
 		if (!lives(cell, (enum side)side))
 			(void)engine_do(engine, ENGINE_FORGET, 0);

@@ -153,7 +153,7 @@ enum progress { READY, MOVING, CLOSING, DONE };
 
 static void reach(struct fault_room *room, enum progress progress)
 {
-	room->n_dummies = progress == CLOSING; /* it never opens, so decode cannot complete */
+	room->n_missing = progress == CLOSING; /* it never opens, so decode cannot complete */
 	fault_expect(room);
 	fault_open(room);
 	(void)rig_await(room->src.client, room->src.room, KVP_WAIT_READY, FAULT_SECS);
@@ -186,7 +186,7 @@ static void states(struct rig *rig)
 			printf("     %s: %s aborts\n", names[progress],
 			       by_src ? "prefill" : "decode");
 			reach(room, progress);
-			room->n_dummies = 0;
+			room->n_missing = 0;
 			retract(room, by_src);
 			fault_submit(room, FAULT_FIRST);
 			fault_submit(room, FAULT_REST);

@@ -102,7 +102,7 @@ static int obey(const struct engine_order *order)
 	struct kvp_client *client = self.end->client;
 
 	self.room->timers = order->timers;
-	self.room->n_dummies = order->n_dummies;
+	self.room->n_missing = order->n_missing;
 	switch (order->op) {
 	case ENGINE_CONNECT:
 		fault_connect(self.end, self.is_dst ? "decode" : "prefill");
@@ -214,7 +214,7 @@ void engine_kill(struct engine *engine)
 void engine_post(struct engine *engine, enum engine_op op, uint32_t arg)
 {
 	struct engine_order order = {
-		.op = op, .arg = arg, .n_dummies = engine->n_dummies, .timers = engine->timers
+		.op = op, .arg = arg, .n_missing = engine->n_missing, .timers = engine->timers
 	};
 
 	RIG_REQUIRE(send(engine->fd, &order, sizeof(order), MSG_NOSIGNAL) == sizeof(order),

@@ -27,7 +27,7 @@ enum engine_op {
 
 struct engine_order {
 	enum engine_op op;
-	uint32_t arg, n_dummies;
+	uint32_t arg, n_missing;
 	struct kvp_timers timers; /* of what is expected or opened from now on */
 };
 
@@ -44,7 +44,7 @@ struct engine {
 	struct fault_room *room;
 	bool is_dst;
 	struct kvp_timers timers;
-	uint32_t n_dummies;
+	uint32_t n_missing;
 };
 
 /* An engine for that end of the room, connected. The end's memory is the caller's, too. */

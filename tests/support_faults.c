@@ -142,13 +142,13 @@ int fault_try_expect(struct fault_room *room)
 	uint32_t pages[KVP_ARRAY_SIZE(room->dst.pages)];
 	uint32_t i;
 
-	RIG_REQUIRE(room->n_dummies < KVP_ARRAY_SIZE(senders));
-	for (i = 0; i <= room->n_dummies; i++)
+	RIG_REQUIRE(room->n_missing < KVP_ARRAY_SIZE(senders));
+	for (i = 0; i <= room->n_missing; i++)
 		senders[i] = (struct kvp_expect_sender){
 			.address = room->address ? room->address : room->src.daemon->address,
 			.sender = i,
 			.n_dests = 1,
-			.role = i ? KVP_ROLE_NONE : KVP_ROLE_DATA,
+			.role = KVP_ROLE_DATA,
 		};
 	expect.room = room->id;
 	expect.pool = room->dst.pool.id;
@@ -157,7 +157,7 @@ int fault_try_expect(struct fault_room *room)
 	expect.segments = &segment;
 	expect.n_segments = 1;
 	expect.senders = senders;
-	expect.n_senders = 1 + room->n_dummies;
+	expect.n_senders = 1 + room->n_missing;
 	expect.meta_from = 0;
 	expect.end = FAULT_TOKENS;
 	expect.label = "faults";

@@ -27,7 +27,7 @@ struct fault_room {
 	uint64_t id, generation;
 	struct fault_end src, dst;
 	const char *address; /* that the expectation names; NULL: of the source's daemon */
-	uint32_t n_dummies;  /* senders without data that the expectation names, from 1 on */
+	uint32_t n_missing;  /* senders that the expectation names and nobody opens, from 1 on */
 	struct kvp_timers timers;
 	/* Change a request before it is made; NULL: as it is. What it points to may be written. */
 	void (*on_expect)(struct kvp_expect *expect);

@@ -45,8 +45,9 @@ const struct mx_state_facts mx_states[MX_STATES] = {
 	[MX_LANDED] = { "landed", "landed", false, true, true, MX_LEG_GO, 2, 3, FAULT_HALF, false,
 			"all rows scattered, before the sender is told; the last chunk is to "
 			"come" },
-	[MX_CLOSING] = { "closing", NULL, false, true, true, MX_LEG_GO, 2, 2, FAULT_TOKENS, false,
-			 "all has arrived, another sender of the room is missing" },
+	[MX_CLOSING] = { "closing", NULL, false, true, true, MX_LEG_GO, 2, 2, 0, false,
+			 "all that one sender has is in place, another data sender of the room is "
+			 "missing" },
 	[MX_COMPLETE] = { "complete", "landed", false, true, true, MX_LEG_GO, 2, 2, FAULT_TOKENS,
 			  true, "complete; the sender's lane has not heard that it landed" },
 	[MX_FAILED] = { "failed", "scatter", false, true, true, MX_LEG_GO, 2, 2, FAULT_HALF, true,

@@ -18,6 +18,7 @@
 	CALL(realloc, NUL, ENOMEM) \
 	CALL(aligned_alloc, NUL, ENOMEM) \
 	CALL(strdup, NUL, ENOMEM) \
+	CALL(strndup, NUL, ENOMEM) \
 	CALL(protobuf_c_message_unpack, NUL, ENOMEM) \
 	CALL(accept4, ONE, EMFILE) \
 	CALL(bind, ONE, EADDRINUSE) \
