@@ -238,7 +238,7 @@ static int stop(int i)
 
 static void forget_log(int i)
 {
-	(void)truncate(daemons[i]->log, 0); /* only to keep it short */
+	(void)!truncate(daemons[i]->log, 0); /* only to keep it short */
 }
 
 /* Both end as they should, and begin anew: what has leaked is said at the end. */
