@@ -30,6 +30,7 @@
  * has more to ask would otherwise keep the loop's thread running, and the scheduler would let such
  * a thread wait when somebody else's request comes. */
 #define SHARE_NS 2000000
+#define TURN_NS 500000 /* of that, a turn at most */
 
 static struct kvp_log_limit log_sessions = KVP_LOG_LIMIT(50, 10);
 
@@ -217,13 +218,15 @@ static void read_some(struct kvp_session *session)
 		n++;
 }
 
-/* What it has had of the loop since `from_ns` counts, what has passed before is half forgotten. */
+/* What it has had of the loop since `from_ns` counts, what has passed before is half forgotten. A
+ * turn that takes longer was not the loop's: others had the processor, which is no session's fault.
+ */
 static void account(struct kvp_session *session, uint64_t from_ns)
 {
-	uint64_t forgotten = (from_ns - session->read_ns) / 2, now_ns = kvp_core_now_ns();
+	uint64_t forgotten = (from_ns - session->read_ns) / 2;
 
 	session->taken_ns -= KVP_MIN(session->taken_ns, forgotten);
-	session->taken_ns += now_ns - from_ns;
+	session->taken_ns += KVP_MIN(kvp_core_now_ns() - from_ns, (uint64_t)TURN_NS);
 	session->read_ns = from_ns;
 	if (session->taken_ns > SHARE_NS)
 		kvp_server_rest(session->core->server, session);

@@ -344,8 +344,10 @@ int support_hello(const struct support_daemon *daemon, const char *name)
 	msg.hello = &hello;
 	reply = support_call(fd, &msg, NULL, 0);
 	cr_assert_eq(reply.status, KVP__STATUS__STATUS_OK, "%s", reply.text);
-	cr_assert_geq(reply.fd, 0, "no pidfd came with hello");
-	close(reply.fd);
+	/* Valgrind has no pidfds. */
+	cr_assert(reply.fd >= 0 || getenv("KVP_WRAP"), "no pidfd came with hello");
+	if (reply.fd >= 0)
+		close(reply.fd);
 	return fd;
 }
 
