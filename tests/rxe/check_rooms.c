@@ -141,7 +141,7 @@ static void break_in_the_middle(struct kvp_client *client, const kvp_room_id *ro
 
 	while (rig_state(client, rooms[0]).arrived == 0) {
 		RIG_REQUIRE(rig_now_ns() < until);
-		RIG_CALL(client, kvp_process(client));
+		RIG_REQUIRE(kvp_process(client) >= 0, "%s", kvp_last_error(client));
 	}
 	link_set("down");
 	RIG_REQUIRE(!rig_state(client, rooms[AT_ONCE - 1]).complete, "it was too late");
