@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support_rig.h"
 
+#include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -13,6 +14,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -109,15 +112,45 @@ static void transport_configure(const struct rig_daemon *daemon, FILE *file)
 		fprintf(file, "device = rxe%d\n", first + 2);
 }
 
-static void daemon_configure(const struct rig_daemon *daemon, const char *path, const char *extra)
+/* A port that no connection gets from the kernel while the daemon is down between two starts. */
+static unsigned port_pick(void)
+{
+	FILE *range = fopen("/proc/sys/net/ipv4/ip_local_port_range", "re");
+	unsigned first = 0;
+	char line[64];
+
+	if (range) {
+		if (fgets(line, sizeof(line), range))
+			first = (unsigned)strtoul(line, NULL, 10);
+		(void)fclose(range);
+	}
+	for (int i = 0; first > 12000 && i < 100; i++) {
+		struct sockaddr_in addr = { .sin_family = AF_INET,
+					    .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+		int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		uint32_t random;
+		int rc;
+
+		RIG_REQUIRE(fd >= 0 && getrandom(&random, sizeof(random), 0) == sizeof(random));
+		addr.sin_port = htons((uint16_t)(10000 + random % (first - 10000)));
+		rc = bind(fd, (const struct sockaddr *)&addr, sizeof(addr));
+		(void)close(fd);
+		if (rc == 0)
+			return ntohs(addr.sin_port);
+	}
+	return 0;
+}
+
+static void daemon_configure(struct rig_daemon *daemon, const char *path, const char *extra)
 {
 	FILE *file = fopen(path, "we");
 
 	RIG_REQUIRE(file, "%s: %s", path, strerror(errno));
 	fprintf(file, "[node]\nname = %s\n", daemon->name);
 	fprintf(file, "[client]\nsocket = %s\nmode = 0600\ngroup =\n", daemon->socket);
-	fprintf(file, "[peer]\nlisten = %s\n%s",
-		daemon->address[0] ? daemon->address : "127.0.0.1:0",
+	if (!daemon->address[0])
+		snprintf(daemon->address, sizeof(daemon->address), "127.0.0.1:%u", port_pick());
+	fprintf(file, "[peer]\nlisten = %s\n%s", daemon->address,
 		daemon->timing ? daemon->timing : "heartbeat = 200ms\nlost_after = 3s\n");
 	transport_configure(daemon, file);
 	if (getenv("KVP_TEST_CHECKSUM"))
