@@ -710,6 +710,10 @@ void kvp_rx_risk_over(struct kvp_lane *lane, struct kvp_rx_piece *piece);
 bool kvp_rx_take_back(struct kvp_rx *rx);
 /* Quiet now, or when the GPU has passed. rx.c */
 void kvp_rx_depart(struct kvp_rx *rx);
+/* Where the rows of a piece belong in the pool, and in a slot; laid out in the lane's parts, which
+ * the next piece uses again. rx_land.c */
+struct kvp_copy_piece kvp_rx_rows(const struct kvp_rx_leg *leg, const struct kvp_rx_piece *rows);
+
 /* Where a segment lies in the pool. rx_land.c */
 uint8_t *kvp_rx_segment_place(const struct kvp_rx *rx, uint32_t idx);
 

@@ -131,19 +131,10 @@ static bool rows_differ(const struct kvp_rx_piece *rows, const uint8_t *sums,
 			struct difference *found)
 {
 	const struct kvp_rx_leg *leg = rows->leg;
-	const struct kvp_rx *rx = leg->rx;
-	struct kvp_copy_piece piece = {
-		.leg = &leg->geom.geom,
-		.pool = { rx->pool->order->fd_maps, rx->order->sides },
-		.start = rows->start,
-		.tokens = rows->tokens,
-		.parts = rx->lane->parts,
-	};
+	struct kvp_copy_piece piece = kvp_rx_rows(leg, rows);
 
-	(void)kvp_piece_layout(piece.leg, rows->set, rows->start, rows->tokens, rx->lane->parts,
-			       &piece.n_parts);
 #ifdef KVP_TEST
-	kvp_lane_flip(rx->lane, KVP_HOLD_FLIP_POOL, kvp_sum_first(&piece, piece.n_parts - 1));
+	kvp_lane_flip(leg->rx->lane, KVP_HOLD_FLIP_POOL, kvp_sum_first(&piece, piece.n_parts - 1));
 #endif
 	for (uint32_t i = 0; i < piece.n_parts; i++) {
 		*found = (struct difference){

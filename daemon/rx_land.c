@@ -429,8 +429,7 @@ uint8_t *kvp_rx_segment_place(const struct kvp_rx *rx, uint32_t idx)
 	return pool->fd_maps[entry->fd_idx] + entry->base + segment->offset;
 }
 
-static int scatter_rows(const struct kvp_rx_leg *leg, const struct kvp_rx_piece *rows,
-			const uint8_t *from, uint64_t *ticket)
+struct kvp_copy_piece kvp_rx_rows(const struct kvp_rx_leg *leg, const struct kvp_rx_piece *rows)
 {
 	const struct kvp_rx *rx = leg->rx;
 	struct kvp_copy_piece piece = {
@@ -443,6 +442,15 @@ static int scatter_rows(const struct kvp_rx_leg *leg, const struct kvp_rx_piece 
 
 	(void)kvp_piece_layout(piece.leg, rows->set, rows->start, rows->tokens, rx->lane->parts,
 			       &piece.n_parts);
+	return piece;
+}
+
+static int scatter_rows(const struct kvp_rx_leg *leg, const struct kvp_rx_piece *rows,
+			const uint8_t *from, uint64_t *ticket)
+{
+	const struct kvp_rx *rx = leg->rx;
+	struct kvp_copy_piece piece = kvp_rx_rows(leg, rows);
+
 	return kvp_mover_scatter(&rx->lane->mover, &piece, from, ticket);
 }
 
