@@ -23,9 +23,28 @@
 
 /* ---- what the parts share */
 
+/* cJSON prints a number as a fraction and reads it back to see whether that was exact, which took
+ * most of the time of a display. Digits of our own it only copies. */
+static void add_raw(cJSON *object, const char *name, const char *digits)
+{
+	cJSON *item = cJSON_CreateRaw(digits);
+
+	/* Names are constants. Fails without memory only, see below. */
+	if (!cJSON_AddItemToObjectCS(object, name, item))
+		cJSON_Delete(item);
+}
+
 void kvp_inspect_num(cJSON *object, const char *name, uint64_t value)
 {
-	(void)cJSON_AddNumberToObject(object, name, (double)value); /* NULL: no memory, see below */
+	char digits[24];
+	char *at = &digits[sizeof(digits) - 1];
+
+	*at = 0;
+	do {
+		*--at = (char)('0' + value % 10);
+		value /= 10;
+	} while (value);
+	add_raw(object, name, at);
 }
 
 void kvp_inspect_append(cJSON *list, cJSON *item)
@@ -38,11 +57,15 @@ void kvp_inspect_age(const struct kvp_inspect *ask, cJSON *object, const char *n
 		     uint64_t since_ns)
 {
 	uint64_t age_ms = since_ns && ask->now_ns > since_ns ? (ask->now_ns - since_ns) / MS : 0;
+	char text[32];
 
-	if (since_ns)
-		(void)cJSON_AddNumberToObject(object, name, (double)age_ms / 1000.0);
-	else
+	if (since_ns) {
+		(void)snprintf(text, sizeof(text), "%" PRIu64 ".%03u", age_ms / 1000,
+			       (unsigned)(age_ms % 1000)); /* fits */
+		add_raw(object, name, text);
+	} else {
 		(void)cJSON_AddNullToObject(object, name);
+	}
 }
 
 void kvp_inspect_hex(cJSON *object, const char *name, uint64_t value)
@@ -231,6 +254,32 @@ static void add_heap(cJSON *status)
 
 static void add_lanes(const struct kvp_inspect *ask, cJSON *root);
 
+/* Counts up to the last that is not 0. */
+static void add_turns(cJSON *loop, const char *name, const struct kvp_turns *turns)
+{
+	cJSON *object = cJSON_CreateObject();
+	cJSON *list = cJSON_AddArrayToObject(object, "log2_us");
+	uint32_t n = KVP_TURNS_N;
+
+	while (n > 0 && turns->n[n - 1] == 0)
+		n--;
+	for (uint32_t i = 0; i < n; i++)
+		kvp_inspect_append(list, cJSON_CreateNumber((double)turns->n[i]));
+	kvp_inspect_num(object, "most_us", turns->most_ns / 1000);
+	if (!cJSON_AddItemToObjectCS(loop, name, object))
+		cJSON_Delete(object);
+}
+
+/* What others waited for. */
+static void add_loop(const struct kvp_server *server, cJSON *status)
+{
+	cJSON *loop = cJSON_AddObjectToObject(status, "loop");
+
+	add_turns(loop, "client_turns", &server->client_turns);
+	add_turns(loop, "accept_turns", &server->accept_turns);
+	add_turns(loop, "job_turns", &server->job_turns);
+}
+
 /* The counts of all lanes together; of the rest only the fullest endpoint. */
 static void sum_lanes(const struct kvp_core *core, struct kvp_lane_status *sum)
 {
@@ -280,6 +329,7 @@ cJSON *kvp_inspect_status(const struct kvp_inspect *ask)
 	add_rooms(status, &rooms);
 	kvp_inspect_num(status, "peers", n_peers);
 	add_heap(status);
+	add_loop(core->server, status);
 	add_lanes(ask, status);
 	kvp_inspect_limits(core, status, &rooms, &lane);
 	add_slow_paths(ask, status, &rooms, &lane);

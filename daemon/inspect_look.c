@@ -10,7 +10,7 @@
 #include "daemon/session_io.h"
 #include "proto/util.h"
 
-#define ROOMS_A_STEP 8u
+#define ROOMS_A_STEP 1u
 
 /* ---- text */
 

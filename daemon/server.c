@@ -23,10 +23,11 @@
 
 #define BACKLOG 128
 #define ACCEPTS_PER_TURN 16
-#define PAUSE_MS 100 /* without descriptors: until the next try */
-#define LISTEN_FD 3  /* the first that systemd passes */
-/* A turn's share for jobs: no longer than what sessions and peers may have to wait anyway. */
-#define JOBS_NS 2000000
+#define PAUSE_MS 100    /* without descriptors: until the next try */
+#define LISTEN_FD 3     /* the first that systemd passes */
+#define ACCEPT_NS 50000 /* after so long no more in a turn */
+/* A turn's share for jobs: about what a session has. A turn without any work costs a hundredth. */
+#define JOBS_NS 100000
 #define REST_MS 1
 
 static struct kvp_log_limit log_accept = KVP_LOG_LIMIT(10, 10);
@@ -249,47 +250,62 @@ static void begin_session(struct kvp_server *server, int fd)
 		kvp_session_end(session, "no room even to be told why it is refused");
 }
 
+/* False: nobody waits, or nobody can be let in now. */
+static bool accept_one(struct kvp_server *server)
+{
+	int fd = accept4(server->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+	if (fd >= 0) {
+		begin_session(server, fd);
+		return true;
+	}
+	if (errno == EINTR || errno == ECONNABORTED)
+		return true;
+	if (errno != EAGAIN)
+		pause_accept(server, errno);
+	return false;
+}
+
 static void on_listener(uv_poll_t *poll, int status, int events)
 {
 	struct kvp_server *server = poll->data;
+	uint64_t from_ns = kvp_core_now_ns(), took = 0;
 
 	(void)status; /* accept says what is wrong */
 	(void)events;
-	for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
-		int fd = accept4(server->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-
-		if (fd >= 0) {
-			begin_session(server, fd);
-			continue;
-		}
-		if (errno == EINTR || errno == ECONNABORTED)
-			continue;
-		if (errno != EAGAIN)
-			pause_accept(server, errno);
-		return;
-	}
+	for (int i = 0; i < ACCEPTS_PER_TURN && took < ACCEPT_NS && accept_one(server); i++)
+		took = kvp_core_now_ns() - from_ns;
+	kvp_turns_count(&server->accept_turns, kvp_core_now_ns() - from_ns);
 }
 
 /* ---- flush */
 
-static struct kvp_session *take_touched(struct kvp_server *server)
+static struct kvp_session *take_flushing(struct kvp_server *server)
 {
-	struct kvp_session *session = server->touched;
+	struct kvp_session *session = server->flushing;
 
 	if (!session)
 		return NULL;
-	server->touched = session->touched_next;
+	server->flushing = session->touched_next;
 	session->touched = false;
 	return session;
 }
 
+static void on_work(uv_idle_t *handle);
+
+/* Who has more than a turn's events is touched again meanwhile: that is for the next turn, which
+ * comes at once. */
 static void on_prepare(uv_prepare_t *handle)
 {
 	struct kvp_server *server = handle->data;
-	struct kvp_session *session;
+	struct kvp_session *session = server->touched;
 
-	while ((session = take_touched(server)))
+	server->touched = NULL;
+	server->flushing = session;
+	while ((session = take_flushing(server)))
 		kvp_session_flush(session);
+	if (server->touched)
+		(void)uv_idle_start(&server->work, on_work); /* fails without a callback only */
 }
 
 void kvp_server_touch(struct kvp_server *server, struct kvp_session *session)
@@ -347,11 +363,15 @@ static bool step_job(struct kvp_server *server)
 static void on_work(uv_idle_t *handle)
 {
 	struct kvp_server *server = handle->data;
-	uint64_t until_ns = kvp_core_now_ns() + JOBS_NS;
-	bool more = true;
+	uint64_t from_ns = kvp_core_now_ns(), took = 0;
+	bool more = server->jobs;
 
-	while (more && kvp_core_now_ns() < until_ns)
+	while (more && took < JOBS_NS) {
 		more = step_job(server);
+		took = kvp_core_now_ns() - from_ns;
+	}
+	if (took)
+		kvp_turns_count(&server->job_turns, took);
 	if (!more)
 		(void)uv_idle_stop(handle); /* cannot fail */
 }
@@ -471,6 +491,7 @@ void kvp_server_destroy(struct kvp_server *server)
 
 void kvp_server_forget(struct kvp_server *server, struct kvp_session *session)
 {
+	assert(!server->flushing); /* handles close elsewhere in the loop */
 	if (session->touched)
 		LL_DELETE2(server->touched, session, touched_next);
 	DL_DELETE(server->sessions, session);

@@ -13,6 +13,7 @@
 
 #include "daemon/core.h"
 #include "daemon/session.h"
+#include "daemon/turns.h"
 #include "proto/limits.h"
 
 /* Connections beyond client.max_sessions that are kept just to be told so. */
@@ -20,7 +21,8 @@
 
 /* Work of the loop that takes long: it is done a little a turn, one after the other. */
 struct kvp_server_job {
-	/* Does some of it, within a fraction of a millisecond. False: that was all, it is freed. */
+	/* Does a little of it, within some tens of microseconds. False: that was all, it is freed.
+	 */
 	bool (*step)(struct kvp_server_job *job);
 	/* It will not come to its end: frees it. */
 	void (*drop)(struct kvp_server_job *job);
@@ -34,21 +36,24 @@ struct kvp_server {
 	uint64_t file_dev, file_ino;
 	char path[KVP_CONFIG_STR_MAX];
 	uv_poll_t listener;
-	uv_timer_t pause;             /* runs while accepting rests for want of descriptors */
-	uv_prepare_t flush;           /* writes to touched sessions before the loop sleeps */
-	uv_idle_t work;               /* runs while there are jobs */
-	uv_timer_t rest;              /* runs while sessions rest */
-	uint32_t n_handles;           /* not yet closed */
-	struct kvp_server_job *jobs;  /* owned (utlist) */
+	uv_timer_t pause;            /* runs while accepting rests for want of descriptors */
+	uv_prepare_t flush;          /* writes to touched sessions before the loop sleeps */
+	uv_idle_t work;              /* runs while there are jobs, or more to write than a turn's */
+	uv_timer_t rest;             /* runs while sessions rest */
+	uint32_t n_handles;          /* not yet closed */
+	struct kvp_server_job *jobs; /* owned (utlist) */
 	struct kvp_session *sessions; /* utlist */
-	struct kvp_session *touched;  /* chained by touched_next */
+	struct kvp_session *touched;  /* have something to write; chained by touched_next */
+	struct kvp_session *flushing; /* those of this turn, while it goes through them */
 	struct kvp_settle *settles;   /* owned (utlist) */
 	uint32_t n_sessions;          /* admitted ones */
 	uint32_t n_refused;           /* being told that there are too many */
 	uint64_t last_id;
 	/* gauges and counters */
 	uint64_t accepted, refused_limit, refused_policy, accept_pauses, bad_packets, stalls,
-		requests, events, refused_lists, refused_pages, rests;
+		requests, events, refused_lists, refused_pages, rests, turns_cut, event_turns_cut;
+	uint32_t turn_packets, turn_events; /* the most that one session had in a turn */
+	struct kvp_turns client_turns, accept_turns, job_turns;
 	uint8_t buffer[KVP_LIMIT_PACKET]; /* of the packet that is being read */
 };
 

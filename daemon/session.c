@@ -24,8 +24,6 @@
 #define SO_PEERPIDFD 77
 #endif
 
-/* Packets that one session may have handled before the others get their turn. */
-#define PACKETS_PER_TURN 8
 /* Of the loop's time a session may have half in the long run, and so much at once. One that always
  * has more to ask would otherwise keep the loop's thread running, and the scheduler would let such
  * a thread wait when somebody else's request comes. */
@@ -209,13 +207,24 @@ static bool read_one(struct kvp_session *session)
 	return session->state != KVP_SESSION_ENDING;
 }
 
-static void read_some(struct kvp_session *session)
+/* The packets that one session may have handled before the others get their turn; none is begun
+ * when those before took long. What is left makes the loop come back at once. */
+static void read_some(struct kvp_session *session, uint64_t from_ns)
 {
-	int n = 0;
+	struct kvp_server *server = session->core->server;
+	uint32_t n = 0;
 
-	while (n < PACKETS_PER_TURN && wants_input(session) &&
-	       session->state != KVP_SESSION_ENDING && read_one(session))
+	while (wants_input(session) && session->state != KVP_SESSION_ENDING) {
+		if (n == KVP_SESSION_TURN_PACKETS ||
+		    (n > 0 && kvp_core_now_ns() - from_ns > KVP_SESSION_TURN_NS)) {
+			server->turns_cut++;
+			break;
+		}
+		if (!read_one(session))
+			break;
 		n++;
+	}
+	server->turn_packets = KVP_MAX(server->turn_packets, n);
 }
 
 /* What it has had of the loop since `from_ns` counts, what has passed before is half forgotten. A
@@ -224,9 +233,11 @@ static void read_some(struct kvp_session *session)
 static void account(struct kvp_session *session, uint64_t from_ns)
 {
 	uint64_t forgotten = (from_ns - session->read_ns) / 2;
+	uint64_t took = kvp_core_now_ns() - from_ns;
 
+	kvp_turns_count(&session->core->server->client_turns, took);
 	session->taken_ns -= KVP_MIN(session->taken_ns, forgotten);
-	session->taken_ns += KVP_MIN(kvp_core_now_ns() - from_ns, (uint64_t)TURN_NS);
+	session->taken_ns += KVP_MIN(took, (uint64_t)TURN_NS);
 	session->read_ns = from_ns;
 	if (session->taken_ns > SHARE_NS)
 		kvp_server_rest(session->core->server, session);
@@ -244,7 +255,7 @@ static void on_socket(uv_poll_t *handle, int status, int events)
 		session->resting = false; /* what it has sent is read */
 		events |= UV_READABLE;    /* was not asked for */
 	}
-	read_some(session);
+	read_some(session, from_ns);
 	if (session->state == KVP_SESSION_ENDING)
 		return;
 	if (!hung_up)
@@ -267,6 +278,10 @@ void kvp_session_flush(struct kvp_session *session)
 	if (session->state == KVP_SESSION_ENDING)
 		return;
 	r = kvp_session_write(session, &moved);
+	if (r > 0) { /* there is more, and others have something too */
+		kvp_server_touch(session->core->server, session);
+		r = 0;
+	}
 	if (r < 0 && r != -EAGAIN) {
 		kvp_session_end(session, strerror(-r));
 		return;

@@ -22,6 +22,11 @@
 
 /* Replies that wait for room in the socket or for a lane: with so many the session is not read. */
 #define KVP_SESSION_BACKLOG 64u
+/* Packets of one session, and events to it, before the others get their turn. */
+#define KVP_SESSION_TURN_PACKETS 8u
+#define KVP_SESSION_TURN_EVENTS 32u
+/* After so long no more packet is read in a turn either: some cost more than others. */
+#define KVP_SESSION_TURN_NS 50000u
 /* Malformed packets in a row after which a session ends. */
 #define KVP_SESSION_BAD_MAX 16u
 

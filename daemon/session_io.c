@@ -120,26 +120,39 @@ static int write_event(struct kvp_session *session, struct kvp_room *room)
 	return kvp_packet_send(session->fd, bytes, (size_t)n, NULL, 0);
 }
 
-int kvp_session_write(struct kvp_session *session, bool *moved)
+/* As kvp_session_write(), of events; *n counts them. */
+static int write_events(struct kvp_session *session, uint32_t *n)
 {
-	struct kvp_room *room;
-	int r = write_replies(session, moved);
+	for (*n = 0; *n < KVP_SESSION_TURN_EVENTS; ++*n) {
+		struct kvp_room *room = kvp_room_owner_next(&session->owner);
+		int r = room ? write_event(session, room) : 0;
 
-	if (r < 0)
-		return r;
-	for (room = kvp_room_owner_next(&session->owner); room;
-	     room = kvp_room_owner_next(&session->owner)) {
-		r = write_event(session, room);
+		if (!room)
+			return 0;
 		if (r < 0) {
 			kvp_room_event_put_back(room);
 			return r;
 		}
-		*moved = true;
-		session->n_events++;
-		session->core->server->events++;
 		kvp_room_event_written(room);
 	}
-	return 0;
+	return session->owner.dirty != NULL;
+}
+
+int kvp_session_write(struct kvp_session *session, bool *moved)
+{
+	struct kvp_server *server = session->core->server;
+	uint32_t n;
+	int r = write_replies(session, moved);
+
+	if (r < 0)
+		return r;
+	r = write_events(session, &n);
+	*moved |= n > 0;
+	session->n_events += n;
+	server->events += n;
+	server->turn_events = KVP_MAX(server->turn_events, n);
+	server->event_turns_cut += r > 0;
+	return r;
 }
 
 struct kvp_session_pending *kvp_session_postpone(struct kvp_session *session, uint64_t request)

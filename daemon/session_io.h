@@ -12,8 +12,8 @@
  * failure the session has ended. */
 void kvp_session_reply(struct kvp_session *session, const Kvp__Reply *reply, int fd);
 
-/* Writes until nothing is due (0), the socket is full (-EAGAIN) or broken (other negative errno);
- * *moved: something went out. */
+/* Writes until nothing is due (0), the turn's events are out (1), the socket is full (-EAGAIN) or
+ * broken (other negative errno); *moved: something went out. */
 int kvp_session_write(struct kvp_session *session, bool *moved);
 
 /* A request whose answer comes later. The record stays until kvp_session_answer(), even when the

@@ -19,7 +19,7 @@ pool fence
 peer*
 room*
 core
-session* server inspect*
+session* server inspect* turns
 daemon
 main
 "
