@@ -18,6 +18,7 @@
 	512u /* of a batch, and its runs; what is too much for a launch takes several \
 	      */
 #define MAX_RUNS KVP_JOBS_RUNS
+#define KVP_GPU_NOWHERE UINT64_C(0x1000) /* no memory has such an address */
 
 extern const unsigned char kvp_move_image[]; /* fat binary, embedded by the build */
 
@@ -48,6 +49,9 @@ struct kvp_gpu {
 	union kvp_move_params params; /* scratch of a launch: too large for comfort on the stack */
 	char uuid[KVP_GPU_UUID], name[128];
 	char error[96];
+#ifdef KVP_TEST
+	bool wild;
+#endif
 };
 
 /* Keeps what a room's end will be told. */
@@ -294,14 +298,15 @@ struct kvp_jobs *kvp_gpu_jobs(struct kvp_gpu *gpu)
 /* What follows a launch of the same tables need not wait for its last blocks. */
 static int launch_next(struct kvp_gpu *gpu, enum kvp_move_size size)
 {
+	const struct kvp_move_head *head = &gpu->params.head;
 	CUlaunchAttribute overlap = {
 		.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
 		.value.programmaticStreamSerializationAllowed = 1,
 	};
 	const CUlaunchConfig config = {
-		.gridDimX = gpu->params.head.widest,
-		.gridDimY = gpu->params.head.n_entries,
-		.gridDimZ = 1,
+		.gridDimX = head->pieces,
+		.gridDimY = head->widest,
+		.gridDimZ = head->n_entries / head->pieces,
 		.blockDimX = KVP_MOVE_THREADS,
 		.blockDimY = 1,
 		.blockDimZ = 1,
@@ -320,13 +325,17 @@ static int launch_params(struct kvp_gpu *gpu, enum kvp_move_size size, bool firs
 	const struct kvp_move_head *head = &gpu->params.head;
 	void *params[] = { &gpu->params };
 
+#ifdef KVP_TEST
+	if (gpu->wild)
+		gpu->params.small.entries[0].src = KVP_GPU_NOWHERE; /* as in all sizes */
+#endif
 	gpu->stats.launches++;
 	if (!first && gpu->traits.overlap)
 		return launch_next(gpu, size);
 	return check(gpu,
-		     gpu->cuda->cuLaunchKernel(gpu->kernels[size], head->widest, head->n_entries, 1,
-					       KVP_MOVE_THREADS, 1, 1, 0, gpu->stream, params,
-					       NULL),
+		     gpu->cuda->cuLaunchKernel(gpu->kernels[size], head->pieces, head->widest,
+					       head->n_entries / head->pieces, KVP_MOVE_THREADS, 1,
+					       1, 0, gpu->stream, params, NULL),
 		     "cuLaunchKernel(kvp_move)");
 }
 
@@ -380,6 +389,13 @@ int kvp_gpu_write(struct kvp_gpu *gpu, uint64_t addr, const void *from, uint64_t
 			  "cuStreamWaitEvent");
 	return r;
 }
+
+#ifdef KVP_TEST
+void kvp_gpu_wild(struct kvp_gpu *gpu, bool on)
+{
+	gpu->wild = on;
+}
+#endif
 
 uint64_t kvp_gpu_next(const struct kvp_gpu *gpu)
 {

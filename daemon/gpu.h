@@ -96,6 +96,11 @@ int kvp_gpu_poll(struct kvp_gpu *gpu, uint64_t *ticket);
 /* Waits for everything launched: only on the way out. */
 int kvp_gpu_drain(struct kvp_gpu *gpu);
 
+#ifdef KVP_TEST
+/* While on, launches read memory that is not there: a real sticky error, for tests. */
+void kvp_gpu_wild(struct kvp_gpu *gpu, bool on);
+#endif
+
 struct kvp_gpu_stats {
 	uint64_t launches, runs, bytes;
 	uint64_t full; /* times that no tables were free */

@@ -320,7 +320,7 @@ struct kvp_lane_status {
 	uint64_t launches, gpu_busy;    /* launches sent out; of them not over */
 	uint64_t flushes;               /* times the GPU was told to look at a NIC's writes */
 	uint64_t imports, import_bytes; /* memory of clients on the GPU, mapped now */
-	uint32_t holds[10];             /* test builds: pieces kept at each test point */
+	uint32_t holds[12];             /* test builds: pieces kept at each test point */
 	struct kvp_lane_slot_status pack[KVP_LANE_SLOTS_SHOWN], land[KVP_LANE_SLOTS_SHOWN];
 	struct kvp_net_stats net;
 	char net_describe[256];
@@ -344,6 +344,8 @@ enum kvp_hold {
 	KVP_HOLD_FLIP_PACK, /* tx: packed */
 	KVP_HOLD_FLIP_LAND, /* rx: in the landing slot */
 	KVP_HOLD_FLIP_POOL, /* rx: in the pool */
+	/* Nor does this one: launches read where a GPU has no memory, which it does not survive. */
+	KVP_HOLD_WILD,
 	KVP_HOLD_N,
 };
 /* "want", "grant", ... */

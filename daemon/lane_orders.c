@@ -203,6 +203,10 @@ static void hold(struct kvp_lane *lane, uint64_t point, bool on)
 		lane->holds |= 1u << point;
 	else
 		lane->holds &= ~(1u << point);
+#ifdef KVP_TEST
+	if (point == KVP_HOLD_WILD && kvp_lane_on_gpu(lane))
+		kvp_gpu_wild(lane->mover.gpu, on);
+#endif
 }
 
 /* Orders that are no more than an id and a number. */

@@ -59,6 +59,7 @@ const char *kvp_hold_name(enum kvp_hold point)
 		[KVP_HOLD_SCATTER] = "scatter",     [KVP_HOLD_LANDED] = "landed",
 		[KVP_HOLD_OFFER] = "offer",         [KVP_HOLD_FLIP_PACK] = "flip_pack",
 		[KVP_HOLD_FLIP_LAND] = "flip_land", [KVP_HOLD_FLIP_POOL] = "flip_pool",
+		[KVP_HOLD_WILD] = "wild",
 	};
 
 	return names[point];

@@ -372,6 +372,14 @@ int kvp_gpu_launch(struct kvp_gpu *gpu, uint64_t *ticket)
 	return 0;
 }
 
+#ifdef KVP_TEST
+void kvp_gpu_wild(struct kvp_gpu *gpu, bool on)
+{
+	(void)gpu;
+	atomic_store(&fake_gpu_fail_poll, on);
+}
+#endif
+
 uint64_t kvp_gpu_next(const struct kvp_gpu *gpu)
 {
 	return gpu->launched + 1;

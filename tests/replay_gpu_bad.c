@@ -3,7 +3,7 @@
 /*
  * What a daemon with a GPU is offered in the place of memory, by a client that speaks the protocol
  * itself: each is refused in words, and what comes after it is served. And a GPU that is lost in
- * the middle of rooms, which only the driver that is none (tests/fake_cuda.c) can be told to do.
+ * the middle of rooms: a launch reads where no memory is, on a real one as on that which is none.
  *
  * usage: replay_gpu_bad [SCENARIO ...]
  */
@@ -25,6 +25,7 @@
 #include "proto/packet.h"
 #include "proto/util.h"
 #include "tests/support_device.h"
+#include "tests/support_faults.h"
 
 #define PAGE 64u
 #define PAGES 16u
@@ -252,6 +253,7 @@ struct two_ends {
 	struct kvp_client *client;
 	struct rig_pool from, to;
 	struct kvp_fence *fence;
+	kvp_room_id ids[2];
 };
 
 static void pool_make(struct rig_pool *pool, struct kvp_client *client, uint64_t salt)
@@ -262,7 +264,7 @@ static void pool_make(struct rig_pool *pool, struct kvp_client *client, uint64_t
 }
 
 /* A room within the daemon that waits for its fence; both ends of it. */
-static void room_begin(struct two_ends *ends, const char *address, kvp_room_id ids[2])
+static void room_begin(struct two_ends *ends, const char *address, uint64_t room)
 {
 	const uint32_t pages[] = { 0, 1, 2, 3 };
 	struct kvp_side_desc side = { .page = PAGE, .dcp_size = 1, .interleave = 1 };
@@ -271,69 +273,73 @@ static void room_begin(struct two_ends *ends, const char *address, kvp_room_id i
 	struct kvp_chunk chunk = KVP_CHUNK_INIT;
 	struct kvp_open open = KVP_OPEN_INIT;
 
-	open.room = expect.room = 7;
+	open.room = expect.room = room;
 	open.pool = ends->from.id;
 	open.sides = expect.sides = chunk.sides = &side;
 	open.n_sides = expect.n_sides = chunk.n_sides = 1;
-	RIG_CALL(ends->client, kvp_open(ends->client, &open, NULL, NULL, &ids[0]));
+	RIG_CALL(ends->client, kvp_open(ends->client, &open, NULL, NULL, &ends->ids[0]));
 	side.pages = pages;
 	side.n_pages = KVP_ARRAY_SIZE(pages);
 	expect.pool = ends->to.id;
 	expect.senders = &sender;
 	expect.n_senders = 1;
 	expect.end = chunk.tokens = KVP_ARRAY_SIZE(pages) * PAGE;
-	RIG_CALL(ends->client, kvp_expect(ends->client, &expect, NULL, NULL, &ids[1]));
-	RIG_REQUIRE(!rig_await(ends->client, ids[0], KVP_WAIT_READY, SECS).failed);
+	RIG_CALL(ends->client, kvp_expect(ends->client, &expect, NULL, NULL, &ends->ids[1]));
+	RIG_REQUIRE(!rig_await(ends->client, ends->ids[0], KVP_WAIT_READY, SECS).failed);
 	chunk.last = 1;
 	chunk.fence = ends->fence;
 	chunk.fence_value = 1;
-	RIG_CALL(ends->client, kvp_submit(ends->client, ids[0], &chunk, NULL, NULL, NULL));
+	RIG_CALL(ends->client, kvp_submit(ends->client, ends->ids[0], &chunk, NULL, NULL, NULL));
 }
 
-/* The driver says of every call from now on that the GPU is lost. */
-static void gpu_lose(const char *path)
+static void ends_make(struct two_ends *ends, const struct rig_daemon *daemon, const char *name,
+		      uint64_t room)
 {
-	int fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
-
-	RIG_REQUIRE(fd >= 0);
-	(void)close(fd);
+	ends->client = rig_client(daemon, name);
+	pool_make(&ends->from, ends->client, 2 * room);
+	pool_make(&ends->to, ends->client, 2 * room + 1);
+	RIG_CALL(ends->client, kvp_fence_create(ends->client, 1, &ends->fence));
+	room_begin(ends, daemon->address, room);
 }
 
-static void lost_gpu(struct rig *rig)
+/* Both ends hear of it, with the driver's name for it. */
+static void ends_told(const struct two_ends *ends, const char *name)
 {
-	struct two_ends ends = { 0 };
-	struct rig_daemon *daemon;
-	struct kvp_room_state state;
-	kvp_room_id ids[2];
-	char path[128];
-	int status;
-
-	if (!device_is_fake()) {
-		puts("     no GPU is lost for a test");
-		return;
-	}
-	snprintf(path, sizeof(path), "%s/lost", rig->dir);
-	RIG_REQUIRE(setenv("KVP_FAKE_CUDA_LOST", path, 1) == 0);
-	daemon = rig_daemon_start(rig, "node", CONFIG);
-	RIG_REQUIRE(unsetenv("KVP_FAKE_CUDA_LOST") == 0);
-	ends.client = rig_client(daemon, "engine");
-	pool_make(&ends.from, ends.client, 1);
-	pool_make(&ends.to, ends.client, 2);
-	RIG_CALL(ends.client, kvp_fence_create(ends.client, 1, &ends.fence));
-	room_begin(&ends, daemon->address, ids);
-	gpu_lose(path);
-	kvp_fence_signal(ends.fence, 0, 1);
 	for (int i = 0; i < 2; i++) {
-		state = rig_await(ends.client, ids[i], KVP_WAIT_TERMINAL, SECS);
-		printf("     %s: %s\n", i ? "destination" : "sender", state.reason);
+		struct kvp_room_state state =
+			rig_await(ends->client, ends->ids[i], KVP_WAIT_TERMINAL, SECS);
+
+		printf("     %s, %s: %s\n", name, i ? "destination" : "sender", state.reason);
 		fflush(stdout);
 		RIG_REQUIRE(state.failed && strstr(state.reason, "CUDA_ERROR_ILLEGAL_ADDRESS"),
 			    "%s", state.reason);
 	}
-	RIG_REQUIRE(waitpid(daemon->pid, &status, 0) == daemon->pid);
+}
+
+/* One client's room moves; another's waits for a fence that is never reached. */
+static void lost_gpu(struct rig *rig)
+{
+	struct rig_daemon *daemon = rig_daemon_start(rig, "node", CONFIG);
+	struct two_ends moving = { 0 }, waiting = { 0 };
+	uint64_t until = rig_now_ns() + SECS * UINT64_C(1000000000);
+	int status = 0;
+	pid_t ended;
+
+	ends_make(&moving, daemon, "engine", 7);
+	ends_make(&waiting, daemon, "other", 8);
+	fault_hold(daemon, "wild", true);
+	kvp_fence_signal(moving.fence, 0, 1);
+	ends_told(&moving, "moving");
+	ends_told(&waiting, "waiting");
+	while ((ended = waitpid(daemon->pid, &status, WNOHANG)) == 0) {
+		RIG_REQUIRE(rig_now_ns() < until, "the daemon hangs");
+		rig_sleep_ms(5);
+	}
+	RIG_REQUIRE(ended == daemon->pid);
 	daemon->pid = 0;
 	RIG_REQUIRE(WIFEXITED(status) && WEXITSTATUS(status) == 1, "status %#x", (unsigned)status);
-	kvp_client_close(ends.client);
+	kvp_client_close(moving.client);
+	kvp_client_close(waiting.client);
 }
 
 int main(int argc, char **argv)
