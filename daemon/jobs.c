@@ -439,6 +439,21 @@ static struct window window_part(const struct kvp_jobs *jobs, const struct kvp_j
 	return w;
 }
 
+/* Pieces of ranks name the same sources, layer by layer. */
+static uint32_t count_pieces(const struct kvp_move_entry *entries, uint32_t n)
+{
+	uint32_t each = 1;
+
+	while (each < n && entries[each].src != entries[0].src)
+		each++;
+	if (n % each)
+		return 1;
+	for (uint32_t i = each; i < n; i++)
+		if (entries[i].src != entries[i - each].src)
+			return 1;
+	return n / each;
+}
+
 static enum kvp_move_size window_params(const struct kvp_jobs *jobs, const struct window *w,
 					union kvp_move_params *params)
 {
@@ -458,7 +473,11 @@ static enum kvp_move_size window_params(const struct kvp_jobs *jobs, const struc
 		e->n_runs = (uint16_t)KVP_MIN((uint32_t)e->n_runs, w->n_runs - e->first_run);
 		widest = KVP_MAX(widest, e->n_runs);
 	}
-	params->head = (struct kvp_move_head){ .n_entries = w->n, .widest = widest };
+	params->head = (struct kvp_move_head){
+		.n_entries = w->n,
+		.widest = widest,
+		.pieces = count_pieces(entries, w->n),
+	};
 	memcpy(runs[size], jobs->runs + w->run, w->n_runs * sizeof(*jobs->runs));
 	return size;
 }

@@ -7,7 +7,9 @@
  *   KVP_MOVE_LOADS, KVP_MOVE_STORES  0: streaming (evict first), 1: plain, 2: past L1, 3: past L1
  *                                    and kept in L2 as long as what others leave there
  *   KVP_MOVE_MIN_BLOCKS              of a multiprocessor, for the registers of a thread
- *   KVP_MOVE_RUN_FIRST               block (x, y): run x of entry y, else entry x, run y
+ *   KVP_MOVE_ORDER                   0: blocks go through all entries, then through the runs;
+ *                                    1: through the runs of an entry, then through the entries;
+ *                                    2: through the pieces that read the same memory, then the runs
  */
 #ifndef KVP_MOVE_LOADS
 #define KVP_MOVE_LOADS 3
@@ -18,13 +20,15 @@
 #ifndef KVP_MOVE_MIN_BLOCKS
 #define KVP_MOVE_MIN_BLOCKS (2048 / KVP_MOVE_THREADS) /* all it has room for */
 #endif
-#ifndef KVP_MOVE_RUN_FIRST
-#define KVP_MOVE_RUN_FIRST 1
+#ifndef KVP_MOVE_ORDER
+#define KVP_MOVE_ORDER 2
+#endif
+#ifndef KVP_MOVE_WHOLE
+#define KVP_MOVE_WHOLE 2 /* lines of 128 bytes are fetched whole: 0: never, 1: always, 2: for slots */
 #endif
 
-/* For who launches a cubin: threads, run first, stages and blocks of a multiprocessor (0: all). */
-extern "C" __constant__ uint32_t kvp_move_config[4] = { KVP_MOVE_THREADS, KVP_MOVE_RUN_FIRST, 0,
-							0 };
+/* For who launches a cubin: threads, order, stages and blocks of a multiprocessor (0: all). */
+extern "C" __constant__ uint32_t kvp_move_config[4] = { KVP_MOVE_THREADS, KVP_MOVE_ORDER, 0, 0 };
 
 /*
  * Rows are read once and written once, so they need not stay in the caches; yet they go through L2
@@ -164,7 +168,7 @@ static __device__ __forceinline__ void copy_wide(const struct kvp_move_entry &e,
 		copy_run<uint4, KVP_MOVE_IN_FLIGHT, true, true, true>(e, run);
 	else if (src_dense)
 		copy_run<uint4, KVP_MOVE_IN_FLIGHT, true, false, true>(e, run);
-	else if (dst_dense && slot)
+	else if (dst_dense && (KVP_MOVE_WHOLE == 1 || (KVP_MOVE_WHOLE == 2 && slot)))
 		copy_run<uint4, KVP_MOVE_IN_FLIGHT, false, true, true>(e, run);
 	else if (dst_dense)
 		copy_run<uint4, KVP_MOVE_IN_FLIGHT, false, true, false>(e, run);
@@ -175,8 +179,12 @@ static __device__ __forceinline__ void copy_wide(const struct kvp_move_entry &e,
 static __device__ __forceinline__ void move_block(const struct kvp_move_entry *entries,
 						  const struct kvp_move_run *table)
 {
-	const uint32_t at_entry = KVP_MOVE_RUN_FIRST ? blockIdx.y : blockIdx.x;
-	const uint32_t at_run = KVP_MOVE_RUN_FIRST ? blockIdx.x : blockIdx.y;
+	/* A grid is x: pieces, y: runs, z: entries of a piece. Ranks have rows in the same lines of
+	 * 128 bytes, so that what reads these runs at about the same time. */
+	const uint32_t at_entry = KVP_MOVE_ORDER == 2   ? blockIdx.x * gridDim.z + blockIdx.z
+				  : KVP_MOVE_ORDER == 1 ? blockIdx.y
+							: blockIdx.x;
+	const uint32_t at_run = KVP_MOVE_ORDER == 1 ? blockIdx.x : blockIdx.y;
 	const struct kvp_move_entry &e = entries[at_entry];
 
 	if (at_run >= e.n_runs)

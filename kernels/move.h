@@ -45,6 +45,10 @@ struct kvp_move_entry {
 struct kvp_move_head {
 	uint32_t n_entries;
 	uint32_t widest; /* runs of the entry that has most */
+	/* So many pieces have entries with the same sources, in the same order: entry i of piece p
+	 * is [p * n_entries / pieces + i]. */
+	uint32_t pieces;
+	uint32_t zero;
 };
 
 /*

@@ -57,6 +57,19 @@ static void tables_check(const struct kvp_jobs *jobs)
 	cr_assert_eq(jobs->widest, widest);
 }
 
+static uint32_t woven; /* launches whose pieces share their sources */
+
+/* Blocks go through the pieces that read the same memory first: every entry is in one of them. */
+static void pieces_check(const struct kvp_move_head *head, const struct kvp_move_entry *entries)
+{
+	const uint32_t each = head->pieces ? head->n_entries / head->pieces : 0;
+
+	cr_assert_eq(each * head->pieces, head->n_entries);
+	for (uint32_t i = each; i < head->n_entries; i++)
+		cr_assert_eq(entries[i].src, entries[i - each].src);
+	woven += head->pieces > 1;
+}
+
 /* Does the launches that the tables become: how many. */
 static uint32_t launches_run(const struct kvp_jobs *jobs)
 {
@@ -85,6 +98,7 @@ static uint32_t launches_run(const struct kvp_jobs *jobs)
 			widest = KVP_MAX(widest, (uint32_t)e->n_runs);
 		}
 		cr_assert_eq(params.head.widest, widest);
+		pieces_check(&params.head, part.entries);
 		kvp_jobs_run_host(&part);
 	}
 	return n;
@@ -121,6 +135,7 @@ Test(jobs, gather_and_scatter_move_the_right_rows)
 		world_free(&w);
 	}
 	cr_assert_gt(good, 1000);
+	cr_assert_gt(woven, 100);
 	free(slots);
 	jobs_free(jobs);
 }

@@ -7,9 +7,10 @@
  * the same bytes in the same run, on buffers used in turn so that no cache holds them. Before each
  * is timed, a copy fills the caches with its lines, as an engine's kernels do: a variant may be
  * slower for that, and must not gain by what the one before it left. With "alone", each launch is
- * timed by itself, with a copy before it.
+ * timed by itself, with a copy before it. With "once", nothing is timed: gathers of each shape run
+ * once, each behind a copy, for a profiler that counts what they read and write.
  *
- * usage: gpu_sweep [alone] [NAME.cubin ...]     the kernel of the daemon comes first
+ * usage: gpu_sweep [alone | once] [NAME.cubin ...]     the kernel of the daemon comes first
  */
 
 #include <cuda.h>
@@ -30,6 +31,7 @@
 #define MAX_SETS 8u
 #define REPEATS 8u /* launches between two events */
 #define ROUNDS 21u
+#define ONCE_BYTES UINT64_C(300000000)
 #define SMEM_MAX 232448u
 
 extern const unsigned char kvp_move_image[];
@@ -50,7 +52,7 @@ static void die(const char *what, CUresult res)
 			die(#call, res_); \
 	} while (0)
 
-enum order { ENTRY_FIRST, RUN_FIRST, TILES };
+enum order { ENTRY_FIRST, RUN_FIRST, WOVEN, PAGES, TILES };
 enum what { GATHER, SCATTER, MOVE };
 
 struct variant {
@@ -69,6 +71,7 @@ struct launch {
 	union kvp_move_params params;
 	enum kvp_move_size size;
 	uint32_t run_bytes; /* of the largest run */
+	uint32_t weave;     /* ranks that share source pages */
 };
 
 /* Pools and tables of a shape. */
@@ -90,7 +93,8 @@ struct scene {
 
 static struct variant variants[40];
 static uint32_t n_variants;
-static bool alone; /* launches, each timed by itself */
+static bool alone, once;              /* launches, each timed by itself; not timed */
+static const struct variant in_parts; /* the copy, in as many parts as there are launches */
 static CUstream stream;
 static int n_sms;
 static struct kvp_jobs jobs;
@@ -146,44 +150,60 @@ static void variant_add(const char *path)
 	}
 }
 
+static uint32_t smem_of(const struct variant *v, const struct launch *launch)
+{
+	return v->stages * launch->run_bytes * (v->order == PAGES ? launch->weave : 1);
+}
+
 static bool variant_takes(const struct variant *v, const struct launch *launch)
 {
-	return v->stages * launch->run_bytes <= SMEM_MAX - 1024;
+	return smem_of(v, launch) <= SMEM_MAX - 1024;
+}
+
+static void set_grid(const struct variant *v, struct launch *launch, CUlaunchConfig *config)
+{
+	struct kvp_move_head *head = &launch->params.head;
+	const uint32_t n = head->n_entries, widest = head->widest;
+
+	config->gridDimX = n;
+	config->gridDimY = widest;
+	config->gridDimZ = 1;
+	if (v->order == RUN_FIRST) {
+		config->gridDimX = widest;
+		config->gridDimY = n;
+	} else if (v->order == WOVEN || v->order == PAGES) {
+		head->zero = v->order == PAGES ? launch->weave : 1;
+		config->gridDimX = head->pieces / head->zero;
+		config->gridDimZ = n / head->pieces;
+	} else if (v->order == TILES) {
+		config->gridDimX = n * widest;
+		config->gridDimY = 1;
+		if (v->blocks)
+			config->gridDimX = KVP_MIN(n * widest, (uint32_t)n_sms * v->blocks);
+	}
 }
 
 /* Those of one set of tables overlap, but the first. */
 static void launch_one(const struct variant *v, struct launch *launch, bool first)
 {
-	const uint32_t n = launch->params.head.n_entries, widest = launch->params.head.widest;
 	CUlaunchAttribute overlap = {
 		.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
 		.value.programmaticStreamSerializationAllowed = 1,
 	};
 	CUlaunchConfig config = {
-		.gridDimX = n,
-		.gridDimY = widest,
-		.gridDimZ = 1,
 		.blockDimX = v->threads,
 		.blockDimY = 1,
 		.blockDimZ = 1,
-		.sharedMemBytes = v->stages * launch->run_bytes,
+		.sharedMemBytes = smem_of(v, launch),
 		.hStream = stream,
 		.attrs = &overlap,
 		.numAttrs = first ? 0 : 1,
 	};
 	void *params[] = { &launch->params };
 
-	if (widest == 0)
+	if (launch->params.head.widest == 0)
 		return;
-	if (v->order == RUN_FIRST) {
-		config.gridDimX = widest;
-		config.gridDimY = n;
-	} else if (v->order == TILES) {
-		config.gridDimX = n * widest;
-		config.gridDimY = 1;
-		if (v->blocks)
-			config.gridDimX = KVP_MIN(n * widest, (uint32_t)n_sms * v->blocks);
-	}
+	set_grid(v, launch, &config);
 	CHECK(cuLaunchKernelEx(&config, v->kernels[launch->size], params, NULL));
 }
 
@@ -210,6 +230,15 @@ static uint32_t largest_run(void)
 	return KVP_ALIGN_UP(most, 128u);
 }
 
+/* How many pieces of a launch have interleaved rows of the same pages. */
+static uint32_t weave_of(const struct launch *launch, uint32_t first_run)
+{
+	const uint32_t step = jobs.n_runs > first_run ? jobs.runs[first_run].src_step : 1;
+	const uint32_t pieces = launch->params.head.pieces;
+
+	return step > 1 && step <= 8 && !(step & (step - 1)) && pieces % step == 0 ? step : 1;
+}
+
 /* What the tables hold, as launches of their own: how many. */
 static uint32_t tables_take(struct launch *launches, uint32_t most)
 {
@@ -219,7 +248,10 @@ static uint32_t tables_take(struct launch *launches, uint32_t most)
 	while (cut.entry < jobs.n_entries) {
 		if (n == most)
 			die("too many launches", CUDA_ERROR_INVALID_VALUE);
+		const uint32_t first_run = jobs.entries[cut.entry].first_run;
+
 		(void)kvp_jobs_params(&jobs, &cut, &launches[n].params, &launches[n].size);
+		launches[n].weave = weave_of(&launches[n], first_run);
 		launches[n++].run_bytes = largest_run();
 	}
 	kvp_jobs_reset(&jobs);
@@ -537,14 +569,23 @@ static void check_scene(const struct variant *v, const struct shape *shape)
 
 /* ---- speed ----------------------------------------------------------------------------------- */
 
+static void copy_in(struct scene *s, uint32_t set, uint32_t parts)
+{
+	const uint64_t each = KVP_ALIGN_UP(s->bytes / parts, 4096u);
+
+	for (uint64_t at = 0; at < s->bytes; at += each)
+		CHECK(cuMemcpyDtoDAsync(s->dst + set * s->pool_bytes + at,
+					s->src + set * s->pool_bytes + at,
+					KVP_MIN(each, s->bytes - at), stream));
+}
+
 /* One of a variant, or (NULL) the copy. */
 static void one_of(struct scene *s, const struct variant *v, uint32_t set)
 {
-	if (v)
+	if (v && v != &in_parts)
 		scene_launch(s, v, set);
 	else
-		CHECK(cuMemcpyDtoDAsync(s->dst + set * s->pool_bytes, s->src + set * s->pool_bytes,
-					s->bytes, stream));
+		copy_in(s, set, v ? s->n_launches : 1);
 }
 
 /* Median us of one. */
@@ -635,6 +676,32 @@ static void table_head(const double *copy)
 	puts("");
 }
 
+/* Each gather behind a copy of other buffers, which leaves its lines in the caches. */
+static void run_once(void)
+{
+	static struct scene s;
+
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(shapes); i++) {
+		const struct shape *shape = &shapes[i];
+
+		if (shape->what != GATHER ||
+		    (uint64_t)shape->layers * shape->width * shape->tokens > ONCE_BYTES)
+			continue;
+		scene_make(&s, shape, 2);
+		for (uint32_t v = 0; v < n_variants; v++) {
+			if (!variant_takes(&variants[v], &s.launches[0]))
+				continue;
+			printf("%s: %u x %u, %.1f MB, %u ranks, %u launches\n", variants[v].label,
+			       shape->layers, shape->width, (double)s.bytes / 1e6, shape->ranks,
+			       s.n_launches);
+			one_of(&s, NULL, s.n_sets - 1);
+			one_of(&s, &variants[v], 0);
+			CHECK(cuStreamSynchronize(stream));
+		}
+		scene_end(&s);
+	}
+}
+
 static void host_lines(void)
 {
 	static struct scene s;
@@ -655,7 +722,7 @@ int main(int argc, char **argv)
 {
 	static struct scene s;
 	static double us[KVP_ARRAY_SIZE(variants)][KVP_ARRAY_SIZE(shapes)];
-	double copy[KVP_ARRAY_SIZE(shapes)];
+	double copy[KVP_ARRAY_SIZE(shapes)], parts[KVP_ARRAY_SIZE(shapes)];
 	CUdevice device;
 	CUcontext ctx;
 
@@ -668,10 +735,15 @@ int main(int argc, char **argv)
 	jobs_make();
 	variant_add(NULL);
 	alone = argc > 1 && !strcmp(argv[1], "alone");
-	for (int i = 1 + alone; i < argc && n_variants < KVP_ARRAY_SIZE(variants); i++)
+	once = argc > 1 && !strcmp(argv[1], "once");
+	for (int i = 1 + (alone || once); i < argc && n_variants < KVP_ARRAY_SIZE(variants); i++)
 		variant_add(argv[i]);
+	if (once) {
+		run_once();
+		return 0;
+	}
 	for (uint32_t v = 0; v < n_variants; v++) {
-		check_worlds(&variants[v], v ? 100 : 600);
+		check_worlds(&variants[v], v ? 20 : 600);
 		check_scene(&variants[v], &shapes[0]);
 		check_scene(&variants[v], &shapes[7]);
 	}
@@ -683,10 +755,15 @@ int main(int argc, char **argv)
 			us[v][i] = variant_takes(&variants[v], &s.launches[0])
 					   ? time_of(&s, &variants[v])
 					   : 0;
+		parts[i] = time_of(&s, &in_parts);
 		copy[i] = (copy[i] + time_of(&s, NULL)) / 2;
 		scene_end(&s);
 	}
 	table_head(copy);
+	printf("%-24s", "copy, in parts");
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(shapes); i++)
+		printf(" %8.3f", copy[i] / parts[i]);
+	puts("");
 	for (uint32_t v = 0; v < n_variants; v++) {
 		printf("%-24s", variants[v].label);
 		for (size_t i = 0; i < KVP_ARRAY_SIZE(shapes); i++)

@@ -28,26 +28,30 @@ bulk() { # name stages blocks
 	compile "$1" tests/gpu/move_bulk.cu -DBULK_STAGES="$2" -DBULK_BLOCKS="$3"
 }
 
-free=-DKVP_MOVE_MIN_BLOCKS=1 # as many registers as the compiler likes
-plain 288x2-entry 288 2 -DKVP_MOVE_RUN_FIRST=0
-plain 288x2-stream 288 2 -DKVP_MOVE_LOADS=0 -DKVP_MOVE_STORES=0
-plain 288x2-ld1 288 2 -DKVP_MOVE_LOADS=1
-plain 288x2-ld2 288 2 -DKVP_MOVE_LOADS=2
-plain 288x2-ld2-st0 288 2 -DKVP_MOVE_LOADS=2 -DKVP_MOVE_STORES=0
+page() # name kind threads in-flight blocks
+{
+	compile "$1" tests/gpu/move_page.cu -DPAGE_KIND="$2" -DPAGE_THREADS="$3" -DPAGE_IN_FLIGHT="$4" -DPAGE_BLOCKS="$5"
+}
+
+turns() # name threads in-flight blocks
+{
+	compile "$1" tests/gpu/move_turns.cu -DTURNS_THREADS="$2" -DTURNS_IN_FLIGHT="$3" -DTURNS_BLOCKS="$4"
+}
+
+# 288x2 by pieces first is the daemon's own.
+plain 288x2-run 288 2 -DKVP_MOVE_ORDER=1
+plain 288x2-entry 288 2 -DKVP_MOVE_ORDER=0
+plain 288x2-whole 288 2 -DKVP_MOVE_WHOLE=1
+plain 288x2-sectors 288 2 -DKVP_MOVE_WHOLE=0
 plain 288x2-st0 288 2 -DKVP_MOVE_STORES=0
-plain 288x2-st1 288 2 -DKVP_MOVE_STORES=1
-plain 288x2-st2 288 2 -DKVP_MOVE_STORES=2
 plain 288x1 288 1
-plain 288x3 288 3
-plain 96x6 96 6 $free
-plain 64x9 64 9 $free
-plain 144x4 144 4 $free
 plain 192x3 192 3
-plain 256x3 256 3
-plain 384x2 384 2
-plain 512x2 512 2
-bulk bulk-1-all 1 0
+page page-288x4 0 288 4 4
+page page-in-1 1 64 0 1
 bulk bulk-2x8 2 8
+turns turns-288x2-5 288 2 5
+turns turns-288x2-6 288 2 6
+turns turns-576x1-3 576 1 3
 
 for cubin in "$out"/*.cubin; do # what was one once
 	name=$(basename "$cubin" .cubin)
