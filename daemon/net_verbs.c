@@ -85,7 +85,8 @@ static int poll_rail(struct kvp_vb_rail *rail)
 		for (int i = 0; i < got; i++)
 			complete(rail, &wc[i]);
 		n += got > 0 ? got : 0;
-		if (got < POLL_BATCH)
+		rail->empty = got < POLL_BATCH;
+		if (rail->empty)
 			break;
 	}
 	return n;

@@ -25,7 +25,9 @@
  * A connection that fails is drained. What it carried without an acknowledgement may have arrived
  * or not, and must not be written twice: its place may be another's by then. So the sender asks
  * over another rail (SYNC), the receiver makes sure that the lost connection brings nothing any
- * more, says what it has (SYNCED), and the rest, no more and no less, is sent again.
+ * more, says what it has (SYNCED), and the rest, no more and no less, is sent again. It asks
+ * also after what was acknowledged and not yet delivered: should that be missing, as when a card
+ * does not tell of its receives, it is lost, and so is the endpoint.
  */
 
 #include <infiniband/verbs.h>
@@ -66,12 +68,16 @@
 #define KVP_VB_BOUNCES 64u
 #define KVP_VB_REPEAT_NS UINT64_C(50000000)
 #define KVP_VB_CONNECT_NS UINT64_C(5000000000)
-/* A drain that takes longer ends by the destruction of the queue pair. */
+/* A drain that takes longer, and so many looks at an empty queue, ends by the destruction of the
+ * queue pair. The looks are for a lane that did not run in the meantime. */
 #define KVP_VB_DRAIN_NS UINT64_C(1000000000)
+#define KVP_VB_DRAIN_LOOKS 8u
 #define KVP_VB_TICK_NS UINT64_C(10000000)
 /* A rail that failed is tried again after it, then after twice as long each time. */
 #define KVP_VB_RETRY_MIN_NS UINT64_C(500000000)
 #define KVP_VB_RETRY_MAX_NS UINT64_C(8000000000)
+/* After the loss of the last connection all rails are tried at once, for so long. */
+#define KVP_VB_LAST_NS UINT64_C(3000000000)
 
 enum kvp_vb_kind {
 	KVP_VB_MESSAGE = 1, /* the header follows */
@@ -188,12 +194,14 @@ struct kvp_vb_rail {
 	struct ibv_pd *pd;
 	struct ibv_comp_channel *channel;
 	struct ibv_cq *cq;
+	bool empty; /* so it was found last */
 	struct ibv_qp *ud;
 	struct ibv_mr *ud_mr, *bounce_mr;
 	struct ibv_ah *reject_ah; /* of the last rejection, which may still need it */
 	uint8_t *ud_memory;
 	struct kvp_qp ud_qp;
 	struct kvp_rq ud_rq;
+	uint64_t ud_failed_ns;         /* when it was found failed; 0: it is not */
 	struct rdma_event_channel *cm; /* NULL: connections are made by datagrams */
 	struct rdma_cm_id *listener;
 	struct rdma_cm_id *parked[KVP_VB_CONNS]; /* to be destroyed when the port is up */
@@ -217,9 +225,11 @@ struct kvp_vb_conn {
 	struct kvp_vb_in *in;  /* of the peer's endpoint; NULL: our own opened it */
 	unsigned path;         /* of the endpoint */
 	bool dirty;            /* in net->dirty */
-	bool flushed; /* its receives are: it is lost, at the next tick for want of a reason */
-	bool quiet;   /* its end is no loss */
-	uint32_t idx; /* in net->conns */
+	bool flushed;   /* its receives are: it is lost, at the next tick for want of a reason */
+	bool quiet;     /* its end is no loss */
+	bool opened;    /* it was open once */
+	unsigned looks; /* FAILED: at an empty completion queue */
+	uint32_t idx;   /* in net->conns */
 	uint32_t tag;
 	enum kvp_vb_state state;
 	int status;         /* why it failed */
@@ -282,6 +292,7 @@ struct kvp_vb_item {
 	enum kvp_vb_item_state state;
 	uint32_t tag;
 	unsigned failures; /* its own, not those of others before it */
+	uint32_t tried;    /* the paths over which it failed so, a bit each */
 	uint64_t seq;
 	uint16_t kind, hdr_bytes;
 	bool whole;
@@ -333,6 +344,7 @@ struct kvp_net_ep {
 	uint64_t used_ns;   /* last message */
 	uint64_t since_ns;  /* of the state */
 	uint64_t alone_ns;  /* without an open connection since; 0: not so */
+	uint64_t last_ns;   /* all rails have failed: one has to be open by then; 0: not so */
 	uint64_t delivered; /* the peer has given all below to its lane */
 	uint64_t next_seq;
 	uint32_t window;
@@ -540,8 +552,9 @@ void kvp_vb_ep_failing(struct kvp_vb_conn *conn);
 void kvp_vb_ep_gone(struct kvp_vb_conn *conn);
 void kvp_vb_ep_fail(struct kvp_net_ep *ep, int status, const char *reason);
 /* The best connection with room for so many requests and a message to one of those rails of the
- * peer (a bit each), or NULL. */
-struct kvp_vb_conn *kvp_vb_ep_pick(struct kvp_net_ep *ep, unsigned requests, uint32_t ends);
+ * peer (a bit each), or NULL; of a path to be avoided (a bit each) only if there is no other. */
+struct kvp_vb_conn *kvp_vb_ep_pick(struct kvp_net_ep *ep, unsigned requests, uint32_t ends,
+				   uint32_t avoid);
 /* Has it a way, open or not, to one of those rails of the peer? */
 bool kvp_vb_ep_reaches(const struct kvp_net_ep *ep, uint32_t ends);
 /* A message without a number has come from the receiver. */
@@ -565,8 +578,8 @@ int kvp_vb_in_create(struct kvp_net *net, const struct kvp_vb_datagram *request,
 void kvp_vb_in_destroy(struct kvp_vb_in *in);
 /* A receive has ended well. */
 void kvp_vb_received(struct kvp_vb_conn *conn, const struct ibv_wc *wc);
-/* A connection to us is about to go; `drained`: and all that it brought has been seen. */
-void kvp_vb_in_gone(struct kvp_vb_conn *conn, bool drained);
+/* A connection to us goes: it brings nothing any more. */
+void kvp_vb_in_gone(struct kvp_vb_conn *conn);
 /* The end of those that have lost something. */
 void kvp_vb_turn_ins(struct kvp_net *net);
 /* A number of which the low half came, next to one that is known. */

@@ -235,6 +235,7 @@ int kvp_vb_conn_up(struct kvp_vb_conn *conn, const struct kvp_vb_datagram *peer)
 void kvp_vb_conn_opened(struct kvp_vb_conn *conn)
 {
 	conn->net->n_connecting--;
+	conn->opened = true;
 	set_state(conn, KVP_VB_OPEN);
 	conn->since_ns = conn->tried_ns = conn->used_ns = conn->net->now_ns;
 }
@@ -299,6 +300,15 @@ static bool drained(const struct kvp_vb_conn *conn)
 	return conn->qp.state == KVP_QP_DRAINED && (!conn->in || conn->received == conn->rq.posted);
 }
 
+/* Nothing comes back any more. A lane that did not run for a while has to look first: what came in
+ * the meantime may be more than it takes in a turn. */
+static bool overdue(struct kvp_vb_conn *conn)
+{
+	conn->looks += conn->rail->empty;
+	return conn->looks >= KVP_VB_DRAIN_LOOKS &&
+	       conn->net->now_ns - conn->since_ns >= KVP_VB_DRAIN_NS;
+}
+
 int kvp_vb_turn_conns(struct kvp_net *net)
 {
 	struct kvp_vb_conn *conn, *next;
@@ -307,12 +317,11 @@ int kvp_vb_turn_conns(struct kvp_net *net)
 	for (conn = TAILQ_FIRST(&net->all); conn && net->n_draining > 0; conn = next) {
 		next = TAILQ_NEXT(conn, link); /* only this one is removed */
 		if (conn->state != KVP_VB_FAILED ||
-		    (!drained(conn) && !net->closing &&
-		     net->now_ns - conn->since_ns < KVP_VB_DRAIN_NS))
+		    (!drained(conn) && !net->closing && !overdue(conn)))
 			continue;
 		n++;
 		if (conn->in)
-			kvp_vb_in_gone(conn, drained(conn));
+			kvp_vb_in_gone(conn);
 		else
 			kvp_vb_ep_gone(conn);
 	}

@@ -38,11 +38,21 @@ static unsigned count(const struct kvp_net_ep *ep, bool (*is)(const struct kvp_v
 	return n;
 }
 
+static bool path_up(const struct kvp_net_ep *ep, const struct kvp_vb_path *path)
+{
+	return kvp_vb_rail_up(path->rail) && kvp_vb_end_known(&ep->peer.ends[path->end]);
+}
+
 /* It has no connection, and may get one now. */
 static bool path_free(const struct kvp_net_ep *ep, const struct kvp_vb_path *path)
 {
-	return !path->conn && kvp_vb_rail_up(path->rail) &&
-	       kvp_vb_end_known(&ep->peer.ends[path->end]) && ep->net->now_ns >= path->retry_ns;
+	return !path->conn && path_up(ep, path) && ep->net->now_ns >= path->retry_ns;
+}
+
+static void back_off(const struct kvp_net_ep *ep, struct kvp_vb_path *path)
+{
+	path->retry_ns = ep->net->now_ns + path->wait_ns;
+	path->wait_ns = KVP_MIN(2 * path->wait_ns, KVP_VB_RETRY_MAX_NS);
 }
 
 /* ---- opening */
@@ -109,11 +119,10 @@ static int connect_first(struct kvp_net_ep *ep)
 
 	for (unsigned i = 0; i < ep->n_paths; i++) {
 		unsigned k = (ep->id + i) % ep->n_paths;
-		const struct kvp_vb_rail *rail = ep->paths[k].rail;
 
-		if (kvp_vb_rail_up(rail) && kvp_vb_end_known(&ep->peer.ends[ep->paths[k].end]))
+		if (path_up(ep, &ep->paths[k]))
 			r = path_connect(ep, k);
-		else if (!rail->dead)
+		else if (!ep->paths[k].rail->dead)
 			r = -ENETDOWN;
 		if (r == 0)
 			break;
@@ -226,22 +235,37 @@ static bool hopeful(const struct kvp_net_ep *ep)
 	return false;
 }
 
+/* All rails have failed of late. They are tried at once, however short ago their last try was, and
+ * for a while: a port may be just coming back. A single rail has had its tries. */
+static bool last_try(struct kvp_net_ep *ep)
+{
+	uint64_t now = ep->net->now_ns;
+
+	if (!ep->joined || ep->n_paths == 1)
+		return false;
+	if (ep->last_ns == 0) {
+		ep->last_ns = now + KVP_VB_LAST_NS;
+		for (unsigned i = 0; i < ep->n_paths; i++)
+			ep->paths[i].retry_ns = 0;
+	}
+	return now < ep->last_ns;
+}
+
 void kvp_vb_ep_failing(struct kvp_vb_conn *conn)
 {
 	struct kvp_net_ep *ep = conn->ep;
-	struct kvp_vb_path *path = &ep->paths[conn->path];
-	uint64_t now = ep->net->now_ns;
 
-	path->failed = true;
-	path->retry_ns = now + path->wait_ns;
-	path->wait_ns = KVP_MIN(2 * path->wait_ns, KVP_VB_RETRY_MAX_NS);
+	ep->paths[conn->path].failed = true;
+	back_off(ep, &ep->paths[conn->path]);
 	if (ep->state != KVP_VB_EP_OPEN)
 		return;
 
-	reason_of(conn, ep->reason, sizeof(ep->reason));
+	/* Tries after the last loss are not what it was lost by. */
+	if (conn->opened || ep->last_ns == 0 || ep->status < 0)
+		reason_of(conn, ep->reason, sizeof(ep->reason));
 	for (unsigned i = 0; i < KVP_VB_SYNCS; i++)
 		ep->syncs[i].sent_ns = 0; /* it may have carried the question, or the answer */
-	if (ep->status < 0 || !hopeful(ep)) {
+	if (ep->status < 0 || (!hopeful(ep) && !last_try(ep))) {
 		kvp_vb_ep_fail(ep, ep->status < 0 ? ep->status : conn->status, ep->reason);
 		return;
 	}
@@ -261,6 +285,18 @@ void kvp_vb_ep_up(struct kvp_vb_conn *conn)
 	path->wait_ns = KVP_VB_RETRY_MIN_NS;
 	ep->joined = true;
 	ep->alone_ns = 0;
+	ep->last_ns = 0;
+}
+
+/* Of a connection that is gone: is it not sure that the message was delivered? One that ended
+ * without a loss has brought what was acknowledged. */
+static bool in_doubt(const struct kvp_vb_item *item, bool quiet)
+{
+	const struct kvp_net_ep *ep = item->ep;
+
+	if (item->state != KVP_VB_FREE || quiet)
+		return item->state == KVP_VB_UNKNOWN;
+	return item->seq >= ep->delivered && item->seq < ep->next_seq;
 }
 
 /* Nothing of the connection runs any more. What it took with it has to be asked for. */
@@ -268,14 +304,13 @@ void kvp_vb_ep_gone(struct kvp_vb_conn *conn)
 {
 	struct kvp_net_ep *ep = conn->ep;
 	uint32_t tag = conn->tag, i = 0;
-	bool unknown = false;
+	bool quiet = conn->quiet, unknown = false;
 
 	kvp_vb_ud_send(conn, KVP_VB_BYE); /* else the peer finds out by its keepalive */
 	ep->paths[conn->path].conn = NULL;
 	kvp_vb_conn_destroy(conn);
 	for (uint32_t k = 0; k < ep->window; k++)
-		unknown = unknown ||
-			  (ep->items[k].state == KVP_VB_UNKNOWN && ep->items[k].tag == tag);
+		unknown = unknown || (ep->items[k].tag == tag && in_doubt(&ep->items[k], quiet));
 	if (!unknown || ep->state != KVP_VB_EP_OPEN)
 		return;
 
@@ -296,19 +331,27 @@ static bool bit(const uint8_t *bits, uint64_t i)
 	return bits[i / 8] >> (i % 8) & 1;
 }
 
-/* Ends the items that the lost connection has brought, and queues the others. */
-static void sort_items(struct kvp_net_ep *ep, uint32_t tag, uint64_t next, const uint8_t *bits)
+/* Ends the items that the lost connection has brought, and queues the others. 0, or -EREMOTEIO: one
+ * that was acknowledged is not there, and here no more. */
+static int sort_items(struct kvp_net_ep *ep, uint32_t tag, uint64_t next, const uint8_t *bits)
 {
 	struct kvp_vb_rail *rail = NULL;
 	unsigned n = 0;
+	int r = 0;
 
 	for (uint64_t seq = ep->next_seq - KVP_MIN(ep->next_seq, (uint64_t)ep->window);
 	     seq < ep->next_seq; seq++) {
 		struct kvp_vb_item *item = &ep->items[seq & (ep->window - 1)];
 
-		if (item->state != KVP_VB_UNKNOWN || item->tag != tag)
+		bool here = seq < next || (seq - next < ep->window && bit(bits, seq - next));
+
+		if (item->tag != tag || item->seq != seq)
 			continue;
-		if (seq < next || (seq - next < ep->window && bit(bits, seq - next))) {
+		if (item->state == KVP_VB_FREE && !here)
+			r = -EREMOTEIO;
+		if (item->state != KVP_VB_UNKNOWN)
+			continue;
+		if (here) {
 			kvp_vb_item_end(item, 0);
 			continue;
 		}
@@ -324,6 +367,7 @@ static void sort_items(struct kvp_net_ep *ep, uint32_t tag, uint64_t next, const
 		rail->resent += n;
 	kvp_log_limited(&log_limit, KVP_LOG_NOTICE,
 			"verbs: %u messages of a lost connection go over another", n);
+	return r;
 }
 
 void kvp_vb_ep_synced(struct kvp_vb_conn *conn, const struct kvp_vb_frame *frame,
@@ -340,7 +384,8 @@ void kvp_vb_ep_synced(struct kvp_vb_conn *conn, const struct kvp_vb_frame *frame
 			continue;
 		ep->syncs[i].tag = 0;
 		ep->delivered = KVP_MAX(ep->delivered, next);
-		sort_items(ep, frame->tag, next, bits);
+		if (sort_items(ep, frame->tag, next, bits) < 0)
+			kvp_vb_ep_fail(ep, -EREMOTEIO, "a message is lost that was acknowledged");
 		return;
 	}
 }
@@ -360,7 +405,7 @@ static int sync_step(struct kvp_net_ep *ep)
 		if (frame.tag == 0 ||
 		    (ep->syncs[i].sent_ns && now - ep->syncs[i].sent_ns < 4 * KVP_VB_REPEAT_NS))
 			continue;
-		conn = kvp_vb_ep_pick(ep, 1, UINT32_MAX);
+		conn = kvp_vb_ep_pick(ep, 1, UINT32_MAX, 0);
 		if (!conn)
 			break;
 		conn->credits--;
@@ -410,12 +455,20 @@ static int connect_step(struct kvp_net_ep *ep)
 		if (path_free(ep, &ep->paths[i]))
 			n += path_connect(ep, i) == 0;
 	}
-	if (count(ep, path_live) == 0 && now - ep->alone_ns > KVP_VB_CONNECT_NS)
+	if ((count(ep, path_live) == 0 && now - ep->alone_ns > KVP_VB_CONNECT_NS) ||
+	    now - ep->alone_ns > 2 * KVP_VB_CONNECT_NS || (ep->last_ns > 0 && now > ep->last_ns))
 		kvp_vb_ep_fail(ep, -ETIMEDOUT, ep->reason[0] ? ep->reason : "no rail is usable");
 	return n;
 }
 
 /* ---- the turn */
+
+static bool better(const struct kvp_vb_conn *conn, const struct kvp_vb_conn *than, uint32_t avoid)
+{
+	bool bad = avoid >> conn->path & 1, worse = avoid >> than->path & 1;
+
+	return bad != worse ? worse : conn->bytes_out < than->bytes_out;
+}
 
 bool kvp_vb_ep_reaches(const struct kvp_net_ep *ep, uint32_t ends)
 {
@@ -426,7 +479,8 @@ bool kvp_vb_ep_reaches(const struct kvp_net_ep *ep, uint32_t ends)
 	return false;
 }
 
-struct kvp_vb_conn *kvp_vb_ep_pick(struct kvp_net_ep *ep, unsigned requests, uint32_t ends)
+struct kvp_vb_conn *kvp_vb_ep_pick(struct kvp_net_ep *ep, unsigned requests, uint32_t ends,
+				   uint32_t avoid)
 {
 	struct kvp_vb_conn *best = NULL;
 	bool live = false;
@@ -440,7 +494,7 @@ struct kvp_vb_conn *kvp_vb_ep_pick(struct kvp_net_ep *ep, unsigned requests, uin
 		if (!path_open(path) || !(ends >> path->end & 1) || conn->credits == 0 ||
 		    kvp_qp_room(&conn->qp) < requests)
 			continue;
-		if (!best || conn->bytes_out < best->bytes_out)
+		if (!best || better(conn, best, avoid))
 			best = conn;
 	}
 	if (!live)
@@ -586,7 +640,7 @@ static void widen(struct kvp_net_ep *ep)
 
 		if ((ep->spread || slow || path->tell) && path_free(ep, path) &&
 		    path_connect(ep, i) < 0)
-			path->retry_ns = now + KVP_VB_RETRY_MAX_NS;
+			back_off(ep, path); /* a route may come later than its port */
 	}
 }
 

@@ -139,8 +139,16 @@ static void take(struct kvp_vb_in *in, uint32_t low, const struct kvp_vb_held *m
 
 /* ---- after the loss of a connection */
 
-/* Says which messages are here. An answer that cannot be sent now is asked for again. */
-static void tell_synced(struct kvp_vb_in *in, uint32_t tag)
+/* One that has brought nothing yet may be up at this end only. */
+static bool answers(const struct kvp_vb_conn *conn, const struct kvp_vb_in *in)
+{
+	return conn->in == in && conn->state == KVP_VB_OPEN && conn->received > 0 &&
+	       kvp_qp_room(&conn->qp) > 0;
+}
+
+/* Says which messages are here, by the connection that the question came by, NULL: by any. An
+ * answer that cannot be sent now is asked for again. */
+static void tell_synced(struct kvp_vb_in *in, uint32_t tag, struct kvp_vb_conn *via)
 {
 	uint8_t bits[KVP_VB_WINDOW_MAX / 8] = { 0 };
 	const struct kvp_vb_frame frame = {
@@ -149,19 +157,15 @@ static void tell_synced(struct kvp_vb_in *in, uint32_t tag)
 		.seq = (uint32_t)in->next,
 		.tag = tag,
 	};
-	struct kvp_vb_conn *conn;
+	struct kvp_vb_conn *conn = via && answers(via, in) ? via : TAILQ_FIRST(&in->net->all);
 
 	for (uint32_t i = 0; i < in->window; i++) {
 		if (in->held[(in->next + i) & (in->window - 1)].set)
 			bits[i / 8] = (uint8_t)(bits[i / 8] | 1u << i % 8);
 	}
-	TAILQ_FOREACH (conn, &in->net->all, link) {
-		/* One that has brought nothing yet may be up at this end only. */
-		if (conn->in != in || conn->state != KVP_VB_OPEN || conn->received == 0 ||
-		    kvp_qp_room(&conn->qp) == 0)
-			continue;
-		if (kvp_vb_add_frame(conn, &frame, bits) < 0)
-			continue; /* it shows as a loss */
+	for (; conn; conn = TAILQ_NEXT(conn, link)) {
+		if (!answers(conn, in) || kvp_vb_add_frame(conn, &frame, bits) < 0)
+			continue; /* the latter shows as a loss */
 		in->told = in->next;
 		return;
 	}
@@ -179,20 +183,18 @@ static void on_sync(struct kvp_vb_conn *via, uint32_t tag)
 			return;
 		}
 	}
-	tell_synced(in, tag);
+	tell_synced(in, tag, via);
 }
 
-void kvp_vb_in_gone(struct kvp_vb_conn *conn, bool drained)
+/* Even if it has not drained: what is here is known, and who sent the rest knows whether it can be
+ * sent again. */
+void kvp_vb_in_gone(struct kvp_vb_conn *conn)
 {
 	struct kvp_vb_in *in = conn->in;
 	uint32_t tag = conn->peer_conn;
 
 	kvp_vb_conn_destroy(conn);
-	if (drained) {
-		tell_synced(in, tag);
-		return;
-	}
-	in->broken = in->net->broken = true;
+	tell_synced(in, tag, NULL);
 }
 
 /* ---- receives */

@@ -243,7 +243,8 @@ int kvp_vb_item_post(struct kvp_vb_item *item)
 {
 	bool part = item->payload && !item->whole;
 	unsigned requests = item->n_runs + (part ? 2 : 1);
-	struct kvp_vb_conn *conn = kvp_vb_ep_pick(item->ep, requests, kvp_vb_run_ends(item));
+	struct kvp_vb_conn *conn =
+		kvp_vb_ep_pick(item->ep, requests, kvp_vb_run_ends(item), item->tried);
 	struct ibv_sge sge;
 	int r = conn ? 0 : -EAGAIN;
 
@@ -275,6 +276,12 @@ static bool hopeless(int status)
 	return status == -EACCES || status == -EFAULT || status == -EMSGSIZE;
 }
 
+/* It has failed over another rail, too, or, for want of one, over the same again and again. */
+static bool given_up(const struct kvp_vb_item *item)
+{
+	return (item->tried & (item->tried - 1)) != 0 || item->failures > 2;
+}
+
 void kvp_vb_item_done(void *arg, void *user, int status)
 {
 	struct kvp_vb_item *item = user;
@@ -291,7 +298,8 @@ void kvp_vb_item_done(void *arg, void *user, int status)
 	if (!conn || conn->state != KVP_VB_OPEN || status == -ECANCELED)
 		return; /* flushed behind another */
 	item->failures++;
-	if (ep->status == 0 && (item->failures > 1 || hopeless(status)))
+	item->tried |= 1u << conn->path;
+	if (ep->status == 0 && (given_up(item) || hopeless(status)))
 		ep->status = status;
 }
 
@@ -317,6 +325,7 @@ static struct kvp_vb_item *next_item(struct kvp_net_ep *ep, const void *hdr, siz
 	ep->used_ns = ep->net->now_ns;
 	item->op = NULL;
 	item->failures = 0;
+	item->tried = 0;
 	item->seq = ep->next_seq;
 	item->payload = NULL;
 	item->bytes = 0;

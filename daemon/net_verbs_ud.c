@@ -352,13 +352,22 @@ static int ud_receives(struct kvp_vb_rail *rail)
 static void ud_revive(struct kvp_vb_rail *rail)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RESET };
+	uint64_t now = rail->net->now_ns;
 
-	if (rail->ud_qp.state != KVP_QP_DRAINED || !kvp_vb_rail_up(rail))
+	if (rail->ud_qp.state == KVP_QP_OPEN)
+		return;
+	if (rail->ud_failed_ns == 0)
+		rail->ud_failed_ns = now;
+	if (rail->ud_qp.state == KVP_QP_FAILED && now - rail->ud_failed_ns >= KVP_VB_DRAIN_NS)
+		kvp_qp_abandon(&rail->ud_qp, nobody, NULL);
+	/* Receives from before are all seen first: they are given again below. */
+	if (rail->ud_qp.state != KVP_QP_DRAINED || !kvp_vb_rail_up(rail) || !rail->empty)
 		return;
 	if (ibv_modify_qp(rail->ud, &attr, IBV_QP_STATE) != 0 || ud_up(rail) < 0 ||
 	    ud_receives(rail) < 0)
 		return; /* the next tick tries again */
 	rail->ud_qp.state = KVP_QP_OPEN;
+	rail->ud_failed_ns = 0;
 }
 
 void kvp_vb_ud_tick(struct kvp_net *net)

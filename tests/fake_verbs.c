@@ -153,11 +153,16 @@ static void complete(struct ibv_cq *ibv, const struct ibv_wc *wc)
 
 /* ---- running requests */
 
+static bool device_has(const struct ibv_qp *qp, const bool flags[KVP_FAKE_DEVICES])
+{
+	return flags[qp->context->device - devices];
+}
+
 static void flush_receives(struct fake_qp *qp)
 {
 	struct fake_recv *recv;
 
-	while ((recv = STAILQ_FIRST(&qp->recvs))) {
+	while (!device_has(&qp->qp, kvp_fake.silent) && (recv = STAILQ_FIRST(&qp->recvs))) {
 		struct ibv_wc wc = {
 			.wr_id = recv->wr.wr_id,
 			.status = IBV_WC_WR_FLUSH_ERR,
@@ -227,7 +232,8 @@ static void receive(struct fake_qp *to, struct fake_recv *recv, const struct ibv
 	mine.qp_num = to->qp.qp_num;
 	STAILQ_REMOVE_HEAD(&to->recvs, link);
 	free(recv);
-	complete(to->qp.recv_cq, &mine);
+	if (!device_has(&to->qp, kvp_fake.deaf) || to->qp.qp_type == IBV_QPT_UD)
+		complete(to->qp.recv_cq, &mine);
 }
 
 static enum ibv_wc_status run_write(struct fake_qp *to, const struct ibv_send_wr *wr)
@@ -282,9 +288,7 @@ static enum ibv_wc_status run_send(struct fake_qp *to, const struct ibv_send_wr 
 
 static bool cut(const struct ibv_qp *qp)
 {
-	size_t dev = qp ? (size_t)(qp->context->device - devices) : 0;
-
-	return qp && (kvp_fake.cut[dev] || kvp_fake.down[dev]);
+	return qp && (device_has(qp, kvp_fake.cut) || device_has(qp, kvp_fake.down));
 }
 
 static enum ibv_wc_status run_bind(const struct ibv_send_wr *wr)
@@ -350,7 +354,8 @@ bool kvp_fake_step(struct ibv_qp *ibv)
 	struct fake_wr *send = STAILQ_FIRST(&qp->sends);
 	struct ibv_wc wc = { .qp_num = ibv->qp_num };
 
-	if (!send || is_held(qp, send))
+	if (!send || is_held(qp, send) ||
+	    (ibv->state == IBV_QPS_ERR && device_has(ibv, kvp_fake.silent)))
 		return false;
 
 	STAILQ_REMOVE_HEAD(&qp->sends, link);

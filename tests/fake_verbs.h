@@ -36,6 +36,8 @@ struct kvp_fake {
 	unsigned n_devices;           /* fake0, fake1, ...: 1 after a reset */
 	/* Nothing leaves the device or comes to it: requests time out, datagrams are lost. */
 	bool cut[KVP_FAKE_DEVICES];
+	bool silent[KVP_FAKE_DEVICES];  /* what the error state flushes is not told */
+	bool deaf[KVP_FAKE_DEVICES];    /* receives that ended well are not told */
 	bool no_way[KVP_FAKE_DEVICES];  /* the routing table says so */
 	enum ibv_port_state port_state; /* as queried */
 	bool down[KVP_FAKE_DEVICES];    /* so is the port, and it is cut */

@@ -551,6 +551,274 @@ Test(net_rails, only_equal_numbers_are_joined)
 	close_pair(&pair);
 }
 
+/* ---- links that come and go */
+
+/* Each end has devices of its own: 0 and 1, 2 and 3. */
+static void open_apart(struct pair *pair, uint32_t depth)
+{
+	struct kvp_net_verbs_config a = config_of(2), b = config_of(2);
+
+	b.devices = "fake2,fake3";
+	a.depth = b.depth = depth;
+	open_nodes(pair, &a, &b);
+	cr_assert_eq(vp_connect(&pair->a, &pair->b), 0);
+	cr_assert_eq(vp_connect(&pair->b, &pair->a), 0);
+	pump(pair, 20);
+	wait_conns(pair, 2);
+	pump(pair, 20);
+	expect_all(pair);
+}
+
+/* The connection of a node over its rail that a peer has opened, or that it has itself. */
+static struct kvp_vb_conn *conn_of(const struct vp_node *node, unsigned rail, bool in)
+{
+	struct kvp_vb_conn *conn;
+
+	TAILQ_FOREACH (conn, &node->net->all, link) {
+		if (conn->rail->idx == rail && !conn->in != in)
+			return conn;
+	}
+	return NULL;
+}
+
+/* Makes it seem long ago that connections failed, or began to connect. */
+static void age(const struct vp_node *node, enum kvp_vb_state state, uint64_t ns)
+{
+	struct kvp_vb_conn *conn;
+
+	TAILQ_FOREACH (conn, &node->net->all, link) {
+		if (conn->state == state)
+			conn->since_ns -= ns;
+	}
+}
+
+static void break_conn(struct pair *pair, const struct vp_node *node, struct kvp_vb_conn *conn)
+{
+	uint64_t lost = conn->rail->lost;
+	struct kvp_vb_rail *rail = conn->rail;
+
+	kvp_fake_event((node == &pair->a ? 0 : 2) + rail->idx, IBV_EVENT_QP_FATAL, conn->ibv);
+	while (rail->lost == lost)
+		(void)kvp_net_verbs.progress(node->net);
+}
+
+/* The other direction, without payloads. */
+static void say(struct pair *pair, unsigned n)
+{
+	uint64_t want = pair->a.messages + n;
+
+	for (uint64_t i = pair->a.messages; i < want; i++) {
+		int r;
+
+		while ((r = vp_send(&pair->b, i)) == -EAGAIN)
+			vp_idle(&pair->a, &pair->b, 1);
+		cr_assert_eq(r, 0, "%s", kvp_net_verbs.ep_reason(pair->b.ep));
+	}
+	cr_assert(vp_turn(&pair->a, &pair->b, &pair->a.messages, want, 8000));
+}
+
+/* More comes back from the card than is taken in a turn, and the clock says that it took too long.
+ */
+Test(net_rails, who_slept_looks_before_a_connection_is_given_up)
+{
+	struct pair pair;
+
+	for (unsigned rail = 0; rail < 2; rail++) {
+		open_apart(&pair, 256);
+		break_conn(&pair, &pair.b, conn_of(&pair.b, rail, true));
+		age(&pair.b, KVP_VB_FAILED, 10 * KVP_VB_DRAIN_NS);
+		pump(&pair, 60);
+		expect_all(&pair);
+		close_pair(&pair);
+	}
+}
+
+/* The port goes, and is back before the drain is over, which never ends at one end or both. */
+static void silent_cards(bool at_a, bool at_b)
+{
+	struct pair pair;
+
+	open_apart(&pair, 32);
+	kvp_fake.silent[1] = at_a;
+	kvp_fake.silent[3] = at_b;
+	kvp_fake_event(1, IBV_EVENT_PORT_ERR, NULL);
+	kvp_fake_event(3, IBV_EVENT_PORT_ERR, NULL);
+	pump(&pair, 4);
+	vp_idle(&pair.a, &pair.b, 25);
+	kvp_fake_event(1, IBV_EVENT_PORT_ACTIVE, NULL);
+	kvp_fake_event(3, IBV_EVENT_PORT_ACTIVE, NULL);
+	vp_idle(&pair.a, &pair.b, 25);
+	age(&pair.a, KVP_VB_FAILED, KVP_VB_DRAIN_NS);
+	age(&pair.b, KVP_VB_FAILED, KVP_VB_DRAIN_NS);
+	pump(&pair, 40);
+	expect_all(&pair);
+	wait_conns(&pair, 2);
+	say(&pair, 4);
+	pump(&pair, 20);
+	expect_all(&pair);
+	close_pair(&pair);
+}
+
+Test(net_rails, a_card_that_does_not_flush_costs_nothing_but_time)
+{
+	silent_cards(true, false);
+	silent_cards(false, true);
+	silent_cards(true, true);
+}
+
+/* What the sender's card calls arrived, and the receiver's never told, is lost: in words. */
+Test(net_rails, what_was_acknowledged_and_is_lost_ends_the_endpoint)
+{
+	struct pair pair;
+
+	open_apart(&pair, 32);
+	kvp_fake.deaf[3] = true;
+	for (uint32_t i = 0; i < 4; i++)
+		cr_assert_eq(vp_put(&pair.a, &pair.b, pair.seq + i, i, 0, 100, true), 0);
+	cr_assert(vp_turn(&pair.a, &pair.b, &pair.a.sent_ok, pair.puts + 4, 2000));
+	kvp_fake_event(3, IBV_EVENT_PORT_ERR, NULL);
+	for (unsigned i = 0; i < 2000 && pair.a.failed == 0; i++) {
+		vp_idle(&pair.a, &pair.b, 1);
+		age(&pair.b, KVP_VB_FAILED, KVP_VB_DRAIN_NS);
+		if (conn_of(&pair.a, 1, false)) /* else its keepalive finds out, later */
+			conn_of(&pair.a, 1, false)->tried_ns = 0;
+	}
+	cr_assert_eq(pair.a.failed, 1);
+	cr_assert_not_null(strstr(kvp_net_verbs.ep_reason(pair.a.ep), "acknowledged"), "%s",
+			   kvp_net_verbs.ep_reason(pair.a.ep));
+	cr_assert_lt(pair.b.messages, pair.seq + 4);
+	close_pair(&pair);
+}
+
+/* The only connection, and the other rail has failed so short ago that it is not yet tried again.
+ */
+Test(net_rails, the_last_connection_fails_while_the_other_rail_waits)
+{
+	for (unsigned rail = 0; rail < 2; rail++) {
+		struct kvp_vb_path *paths;
+		struct pair pair;
+
+		open_apart(&pair, 32);
+		paths = pair.b.ep->paths;
+		while (!paths[rail].conn) { /* its first is on the other */
+			say(&pair, 1);
+			break_conn(&pair, &pair.b, conn_of(&pair.b, 1 - rail, false));
+			paths[rail].retry_ns = 0;
+			paths[1 - rail].retry_ns = UINT64_MAX;
+			say(&pair, 1);
+			vp_idle(&pair.a, &pair.b, 5);
+		}
+		paths[1 - rail].retry_ns = UINT64_MAX;
+		cr_assert_eq(conns_of(&pair.b), 1);
+		break_conn(&pair, &pair.b, paths[rail].conn);
+		say(&pair, 10);
+		cr_assert_eq(pair.b.failed, 0);
+		close_pair(&pair);
+	}
+}
+
+/* One rail leads nowhere, and just when that is noticed the other one fails. */
+Test(net_rails, a_connection_fails_while_the_other_rail_cannot_connect)
+{
+	struct pair pair;
+
+	open_apart(&pair, 32);
+	kvp_fake.cut[1] = true;
+	break_conn(&pair, &pair.a, conn_of(&pair.a, 1, false));
+	for (unsigned i = 0; i < 4000; i++) {
+		const struct kvp_vb_conn *conn = pair.a.ep->paths[1].conn;
+
+		if (conn && conn->state == KVP_VB_CONNECTING)
+			break;
+		vp_idle(&pair.a, &pair.b, 1);
+	}
+	break_conn(&pair, &pair.a, conn_of(&pair.a, 0, false));
+	age(&pair.a, KVP_VB_CONNECTING, 2 * KVP_VB_CONNECT_NS);
+	pump(&pair, 20);
+	expect_all(&pair);
+	kvp_fake.cut[1] = false;
+	wait_conns(&pair, 2);
+	close_pair(&pair);
+}
+
+/* Receiver first, who tells nobody; sender first, whose word gets lost. */
+Test(net_rails, ends_notice_at_different_times)
+{
+	for (unsigned rail = 0; rail < 2; rail++) {
+		struct pair pair;
+
+		open_apart(&pair, 32);
+		break_conn(&pair, &pair.b, conn_of(&pair.b, rail, true));
+		pump(&pair, 40);
+		expect_all(&pair);
+		wait_conns(&pair, 2);
+		kvp_fake.drop_datagrams = true;
+		break_conn(&pair, &pair.a, conn_of(&pair.a, rail, false));
+		pump(&pair, 40);
+		expect_all(&pair);
+		kvp_fake.drop_datagrams = false;
+		wait_conns(&pair, 2);
+		pump(&pair, 40);
+		expect_all(&pair);
+		close_pair(&pair);
+	}
+}
+
+/* Now the one, then the other; with a word of the device, and without. */
+static void flap(bool told)
+{
+	struct pair pair;
+
+	open_apart(&pair, 32);
+	for (unsigned i = 0; i < 40; i++) {
+		unsigned dev = i * 7 / 2 % KVP_FAKE_DEVICES;
+
+		if (told)
+			kvp_fake_event(dev, IBV_EVENT_PORT_ERR, NULL);
+		kvp_fake.cut[dev] = true;
+		pump(&pair, 6);
+		say(&pair, 1);
+		kvp_fake.cut[dev] = false;
+		if (told)
+			kvp_fake_event(dev, IBV_EVENT_PORT_ACTIVE, NULL);
+		pump(&pair, i % 3);
+	}
+	expect_all(&pair);
+	wait_conns(&pair, 2);
+	pump(&pair, 40);
+	expect_all(&pair);
+	close_pair(&pair);
+}
+
+Test(net_rails, links_flap_faster_than_all_timers)
+{
+	flap(true);
+	flap(false);
+}
+
+/* The card has not told of a datagram: the queue pair that connects is taken back into use. */
+Test(net_rails, a_datagram_that_is_never_told_of)
+{
+	struct kvp_vb_rail *rail;
+	struct pair pair;
+
+	open_apart(&pair, 32);
+	rail = &pair.a.net->rails[1];
+	kvp_fake.silent[1] = true;
+	rail->ud_qp.posted++;
+	kvp_qp_fail(&rail->ud_qp, -EIO);
+	vp_idle(&pair.a, &pair.b, 25);
+	kvp_fake.silent[1] = false;
+	cr_assert_eq(rail->ud_qp.state, KVP_QP_FAILED);
+	rail->ud_failed_ns -= KVP_VB_DRAIN_NS;
+	break_conn(&pair, &pair.a, conn_of(&pair.a, 1, false));
+	wait_conns(&pair, 2);
+	cr_assert_eq(rail->ud_qp.state, KVP_QP_OPEN);
+	pump(&pair, 20);
+	expect_all(&pair);
+	close_pair(&pair);
+}
+
 Test(net_rails, rails_are_chosen)
 {
 	struct kvp_nic_wish wish = {
