@@ -380,6 +380,12 @@ static void use_slot(struct kvp_tx_piece *piece, struct kvp_slot *slot)
 	kvp_tx_dirty(piece->leg->tx);
 }
 
+/* What has landed may name a chunk that is over, in whose place another one is by now. */
+static bool same_chunk(const struct kvp_tx_piece *piece, const struct kvp_tx_piece *other)
+{
+	return !piece->landed && piece->chunk == other->chunk;
+}
+
 /* Other legs that wait for the same bytes use the slot too. */
 static void share_slot(struct kvp_tx_piece *piece)
 {
@@ -389,7 +395,7 @@ static void share_slot(struct kvp_tx_piece *piece)
 
 	for (; leg; leg = leg->alike_next) {
 		TAILQ_FOREACH (other, &leg->order_list, order)
-			if (other->chunk == piece->chunk && other->idx == piece->idx)
+			if (same_chunk(other, piece) && other->idx == piece->idx)
 				break;
 		if (!other || other->slot || other->state == KVP_TX_SENT)
 			continue;
@@ -463,7 +469,7 @@ static struct kvp_tx_piece *same_tokens(const struct kvp_tx_leg *leg, const stru
 		return NULL;
 
 	TAILQ_FOREACH (piece, &leg->order_list, order)
-		if (piece->chunk == first->chunk && piece->kind == KVP_WIRE_ROWS &&
+		if (same_chunk(piece, first) && piece->kind == KVP_WIRE_ROWS &&
 		    piece->start == first->start)
 			break;
 	if (!piece || piece->tokens != first->tokens || piece->bytes == 0 || piece->slot ||

@@ -708,3 +708,77 @@ Test(lane_rooms, a_send_fails_after_its_grant, .timeout = 60)
 {
 	one_send_fails(2048);
 }
+
+/* ---- a transport that is slow to let go ------------------------------------------------------ */
+
+static atomic_bool lets_go;
+static void *late_arg, *late_reqs[64];
+static unsigned n_late;
+
+static void late_sent(void *arg, void *req, int status)
+{
+	if (!req || status < 0 || atomic_load(&lets_go) || n_late == KVP_ARRAY_SIZE(late_reqs)) {
+		true_events->sent(arg, req, status);
+		return;
+	}
+	late_arg = arg;
+	late_reqs[n_late++] = req;
+}
+
+static int late_progress(struct kvp_net *net)
+{
+	int n = 0;
+
+	while (atomic_load(&lets_go) && n_late > 0) {
+		true_events->sent(late_arg, late_reqs[--n_late], 0);
+		n++;
+	}
+	return n + lt_net()->progress(net);
+}
+
+static int late_open(struct kvp_net **out, const struct kvp_net_config *config, char *err,
+		     size_t err_bytes)
+{
+	struct kvp_net_config own = *config;
+
+	true_events = config->events;
+	false_events = *config->events;
+	false_events.sent = late_sent;
+	own.events = &false_events;
+	return lt_net()->open(out, &own, err, err_bytes);
+}
+
+static bool delivered_14(void *arg)
+{
+	return atomic_load(&((struct kvp_board *)arg)->delivered) == 14;
+}
+
+/*
+ * Pieces stay in their leg while the transport holds an older one, though the peer has them and
+ * their chunks are over: they must not be taken for those of new chunks, which may lie in the same
+ * memory.
+ */
+Test(lane_rooms, landed_pieces_outlive_their_chunks, .timeout = 60)
+{
+	struct kvp_net_ops late = *lt_net();
+	struct scene_config c = { .n_dests = 1, .end = 128, .net = &late };
+	struct scene *scene;
+
+	if (lt_direct()) /* over another transport than this one */
+		return;
+	late.open = late_open;
+	late.progress = late_progress;
+	scene = scene_make(&c);
+	lt_room_begin(&scene->room);
+	submit(scene, 64, false);
+	for (unsigned i = 0; i < 13; i++)
+		submit(scene, 0, false);
+	lt_wait_until(&scene->lt, delivered_14, &scene->room.senders[0].board, "14 chunks");
+	submit(scene, 64, true);
+	lt_room_complete(&scene->room);
+	lt_room_check(&scene->room);
+	atomic_store(&lets_go, true);
+	lt_room_end(&scene->room);
+	lt_wait_until(&scene->lt, has_all_slots, scene->from, "all pack slots are free");
+	scene_end(scene);
+}
