@@ -261,8 +261,9 @@ static Kvp__Status geom_check(struct kvp_lane_geom *geom, uint64_t slot_bytes, c
 	if (kvp_leg_check(&geom->geom, text, sizeof(text)) < 0)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_GEOMETRY, "%.180s", text);
 	geom->piece_tokens = kvp_piece_tokens(&geom->geom, geom->slot_bytes);
-	/* Registered with slots that are just large enough: both ends find so, and go without. */
-	if (geom->piece_tokens == 0 && geom->sums) {
+	/* Registered with slots that are just large enough, or a peer has slots for less than the
+	 * sums: both ends find so, and go without. */
+	if (geom->sums && (geom->piece_tokens == 0 || geom->slot_bytes == 0)) {
 		geom->sums = false;
 		geom->slot_bytes = slot_bytes;
 		geom->piece_tokens = kvp_piece_tokens(&geom->geom, geom->slot_bytes);

@@ -8,6 +8,7 @@
 
 #include <criterion/criterion.h>
 
+#include "daemon/room_internal.h"
 #include "tests/support_room.h"
 
 #define OK KVP__STATUS__STATUS_OK
@@ -152,6 +153,36 @@ Test(sums_room, no_place)
 	cr_assert_eq(checked(&b), 0u);
 	cr_assert_eq(unchecked(&a, KVP_SUMS_NO_SLOT), 1u);
 	cr_assert_eq(unchecked(&b, KVP_SUMS_NO_SLOT), 1u);
+}
+
+/* A leg without rows, to a peer that says its slots have no more bytes than the sums: what is left
+ * for a segment must not come out as no limit at all. */
+Test(sums_geom, no_place_for_bytes)
+{
+	const struct kvp_entry blob = {
+		.klass = KVP_CLASS_BLOB, .bytes = 4096, .row_bytes = 1, .full_bytes = 1
+	};
+	const uint64_t starts[KVP_LANE_GROUPS] = { 0 };
+	char err[KVP_ROOM_ERR];
+
+	for (uint64_t slot = 1; slot < 300; slot++) {
+		const struct kvp_geom_spec spec = {
+			.src = { .entries = &blob, .n = 1 },
+			.dst = { .entries = &blob, .n = 1 },
+			.starts = starts,
+			.end = 64,
+			.slot_bytes = slot,
+			.sums = true,
+		};
+		struct kvp_lane_geom geom;
+
+		cr_assert_eq(kvp_geom_build(&geom, &spec, err), OK, "%s", err);
+		cr_expect_gt(geom.slot_bytes, 0u, "slot %u", (unsigned)slot);
+		cr_expect_leq(geom.sums ? kvp_sums_end(geom.slot_bytes, geom.geom.n_pairs)
+					: geom.slot_bytes,
+			      slot);
+		free(geom.block);
+	}
 }
 
 Test(sums_room, no_place_and_required)
