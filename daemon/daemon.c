@@ -151,14 +151,17 @@ static void fail_stuck(struct kvp_daemon *daemon, uint32_t i, const struct kvp_l
 		       uint64_t now_ns)
 {
 	char why[KVP_BOARD_TEXT];
+	bool again = daemon->watches[i].stuck;
 
-	daemon->watches[i].stuck = true;
-	daemon->core.lanes_stuck++;
 	(void)snprintf(why, sizeof(why), "lane %s made no turn for %llu ms, in %s",
 		       daemon->core.lane_names[i],
 		       (unsigned long long)((now_ns - daemon->watches[i].since_ns) / MS),
 		       status->call ? status->call : "its own code");
-	kvp_log(KVP_LOG_ERR, "%s: its rooms fail", why);
+	if (!again)
+		kvp_log(KVP_LOG_ERR, "%s: its rooms fail", why);
+	daemon->core.lanes_stuck += !again;
+	daemon->watches[i].stuck = true;
+	/* Also those that were made since: nothing else would end them. */
 	kvp_rooms_fail_all(daemon->core.rooms, i, KVP__STATUS__STATUS_LANE_STUCK, why);
 }
 
@@ -176,8 +179,7 @@ static void watch_lane(struct kvp_daemon *daemon, uint32_t i, uint64_t now_ns)
 		probe(daemon->core.lanes[i]);
 		watch->probed = true;
 		watch->since_ns = now_ns;
-	} else if (!watch->stuck &&
-		   now_ns - watch->since_ns >= daemon->core.config->lane.stuck_after_ns) {
+	} else if (now_ns - watch->since_ns >= daemon->core.config->lane.stuck_after_ns) {
 		fail_stuck(daemon, i, &status, now_ns);
 	}
 }

@@ -558,7 +558,7 @@ static pid_t lane_thread(void)
 /* Stops one thread as a hanging driver call would: the loop goes on, answers, and tells. */
 Test(inspect, a_stuck_lane_fails_its_rooms)
 {
-	struct engine engine;
+	struct engine engine, other = { 0 };
 	struct kvp_room_state state;
 	pid_t tid;
 	cJSON *json;
@@ -579,6 +579,11 @@ Test(inspect, a_stuck_lane_fails_its_rooms)
 	json = ask(&engine, "status", NULL);
 	cr_assert_str_eq(text(get(json, "slow_paths", 0), "name"), "lanes_stuck");
 	cJSON_Delete(json);
+	other.client = engine.client;
+	other.src = engine.src;
+	open_room(&other, 5);
+	state = wait_room(&other, other.open, KVP_WAIT_TERMINAL);
+	cr_assert_eq(state.status, KVP_STATUS_LANE_STUCK, "%s", state.reason);
 
 	cr_assert_eq(ptrace(PTRACE_DETACH, tid, NULL, NULL), 0);
 	cr_assert_eq(wait_room(&engine, engine.open, KVP_WAIT_RELEASED).released, 1);
