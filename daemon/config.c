@@ -14,6 +14,8 @@
 
 #include <ini.h>
 
+#include "proto/check.h"
+#include "proto/limits.h"
 #include "proto/util.h"
 
 #define US UINT64_C(1000)
@@ -22,6 +24,8 @@
 #define HOUR (3600 * SEC)
 #define KIB UINT64_C(1024)
 #define MIB (1024 * KIB)
+
+#define KVP_CONFIG_SECTION_MAX 49u
 
 #define SPIN_AUTO UINT64_MAX /* only until the file is read */
 #define SPIN_AUTO_NS (50 * US)
@@ -114,7 +118,8 @@ static const struct kvp_config_choice level_choices[] = {
 #define CHOICE(s, k, choices, def, help) KEY(s, k, CHOICE, k, 0, 0, def, choices, help)
 
 static const struct kvp_config_key keys[] = {
-	STR(node, name, 0, "", "name in displays and logs; empty: the host's name"),
+	KEY(node, name, STR, name, 0, KVP_MAX_LABEL, "", NULL,
+	    "name in displays and logs; empty: the host's name"),
 	STR(node, advertise, 0, "", "host:port that peers dial; empty: peer.listen"),
 
 	CHOICE(log, level, level_choices, "info", "lines above it are left out"),
@@ -484,11 +489,37 @@ static bool are_networks(const char *text)
 	return true;
 }
 
+/* Others are told these, and refuse what is none. */
+static bool is_label(const char *text)
+{
+	const struct kvp_check quiet = { .err = NULL };
+
+	return kvp_check_label(&quiet, "", text, 0, KVP_CONFIG_STR_MAX) == 0;
+}
+
 static bool is_address(const char *text)
 {
+	const struct kvp_check quiet = { .err = NULL };
 	char host[KVP_CONFIG_STR_MAX];
 
-	return !text[0] || split_address(text, host, sizeof(host)) == 0;
+	return !text[0] || (split_address(text, host, sizeof(host)) == 0 &&
+			    kvp_check_word(&quiet, "", text, 0, KVP_CONFIG_STR_MAX) == 0);
+}
+
+/* Each GPU has one lane. */
+static bool are_gpus(const char *text)
+{
+	char list[KVP_CONFIG_LIST_MAX], *rest = list, *item;
+
+	(void)snprintf(list, sizeof(list), "%s", text); /* what is cut is refused for its length */
+	while ((item = strtok_r(rest, ", ", &rest))) {
+		size_t n = strlen(item);
+
+		for (const char *at = rest; at && (at = strstr(at, item)); at += n)
+			if (strchr(", ", at[n]) && strchr(", ", at[-1]))
+				return false;
+	}
+	return true;
 }
 
 static bool is_gid_index(const char *text)
@@ -502,8 +533,12 @@ static const struct form {
 	bool (*fits)(const char *text);
 	const char *allowed;
 } forms[] = {
-	{ "node", "advertise", is_address, "host:port, with brackets around an IPv6 address" },
-	{ "peer", "listen", is_address, "address:port, with brackets around an IPv6 address" },
+	{ "node", "name", is_label, "UTF-8 without control characters" },
+	{ "node", "advertise", is_address,
+	  "host:port, port 0 to 65535, with brackets around an IPv6 address" },
+	{ "peer", "listen", is_address,
+	  "address:port, port 0 to 65535, with brackets around an IPv6 address" },
+	{ "gpu", "devices", are_gpus, "none, all, or UUIDs separated by commas, each once" },
 	{ "peer", "allow", are_networks, "networks such as 10.0.0.0/8, separated by commas" },
 	{ "verbs", "gid_index", is_gid_index, "auto, 0 to 999" },
 };
@@ -579,6 +614,26 @@ static const struct kvp_config_key *key_find(const char *section, const char *na
 			return &keys[i];
 	}
 	return NULL;
+}
+
+/* What there is, for who has misspelt it: the keys of a section, or (NULL) the sections. */
+static const char *known(const char *section, char *buf, size_t bytes)
+{
+	const char *last = "";
+	size_t n = 0;
+
+	buf[0] = '\0';
+	for (size_t i = 0; i < KVP_ARRAY_SIZE(keys) && n < bytes; i++) {
+		const char *name = section ? keys[i].key : keys[i].section;
+		int r;
+
+		if (section ? strcmp(keys[i].section, section) != 0 : strcmp(last, name) == 0)
+			continue;
+		last = name;
+		r = snprintf(buf + n, bytes - n, "%s%s", n ? ", " : "", name);
+		n += r > 0 ? (size_t)r : 0;
+	}
+	return buf;
 }
 
 static bool section_known(const char *section)
@@ -662,6 +717,18 @@ static void set_gpu(struct reader *reader, const char *gpu, const char *name, co
 		memcpy(nics->nics, text, strlen(text) + 1);
 }
 
+static bool rail_given(const char *list, const char *nic)
+{
+	size_t n = strlen(nic);
+
+	for (const char *at = list; at; at = strchr(at, ',')) {
+		at += *at == ',';
+		if (strncmp(at, nic, n) == 0 && at[n] == '=')
+			return true;
+	}
+	return false;
+}
+
 /* rail_of.NIC = number */
 static void set_rail(struct reader *reader, const char *nic, const char *text)
 {
@@ -671,6 +738,8 @@ static void set_rail(struct reader *reader, const char *nic, const char *text)
 
 	if (parse_number(text, &size_units[3], &number) < 0 || number > 255)
 		reader_fail(reader, "rail_of.%s = \"%s\": allowed: 0 to 255", nic, text);
+	else if (rail_given(list, nic))
+		reader_fail(reader, "rail_of.%s: given twice", nic);
 	else if ((size_t)snprintf(list + used, room, "%s%s=%u", used ? "," : "", nic,
 				  (unsigned)number) >= room)
 		reader_fail(reader, "rail_of.%s: too many", nic);
@@ -690,7 +759,12 @@ static void read_section(struct reader *reader, const char *section)
 		return;
 	}
 	if (policy_section(section, &is_gid, &id) < 0) {
-		reader_fail(reader, "[%s]: unknown section", section);
+		char names[256];
+
+		reader_fail(reader,
+			    "[%s]: unknown section; known: %s, gpu.UUID, rail_of, uid.NUMBER, "
+			    "gid.NUMBER",
+			    section, known(NULL, names, sizeof(names)));
 		return;
 	}
 	if (policy_find(config, is_gid, id)) {
@@ -712,6 +786,7 @@ static void set_policy(struct reader *reader, struct kvp_policy *policy, const c
 		       const char *name, const char *text)
 {
 	const struct kvp_config_key *limit = key_find("limits", name);
+	bool rooms = strcmp(name, "max_rooms") == 0;
 	uint64_t value;
 
 	if (strcmp(name, "admin") == 0) {
@@ -719,18 +794,29 @@ static void set_policy(struct reader *reader, struct kvp_policy *policy, const c
 			reader_fail(reader, "%s.admin = \"%s\": allowed: yes, no", section, text);
 		else
 			policy->admin = value;
-	} else if (strcmp(name, "max_rooms") == 0 || strcmp(name, "max_pools") == 0) {
+	} else if (rooms || strcmp(name, "max_pools") == 0) {
 		if (parse_number(text, size_units, &value) < 0 || value > limit->max)
 			reader_fail(reader, "%s.%s = \"%s\": allowed: 0 to %" PRIu64, section, name,
 				    text, limit->max);
-		else if (strcmp(name, "max_rooms") == 0)
-			policy->max_rooms = (uint32_t)value;
+		else if (*(rooms ? &policy->max_rooms : &policy->max_pools) != UINT32_MAX)
+			reader_fail(reader, "%s.%s: given twice", section, name);
 		else
-			policy->max_pools = (uint32_t)value;
+			*(rooms ? &policy->max_rooms : &policy->max_pools) = (uint32_t)value;
 	} else {
 		reader_fail(reader, "%s.%s: unknown key; known: max_rooms, max_pools, admin",
 			    section, name);
 	}
+}
+
+static void unknown_key(struct reader *reader, const char *section, const char *name)
+{
+	char names[256];
+
+	if (section[0])
+		reader_fail(reader, "%s.%s: unknown key; known: %s", section, name,
+			    known(section, names, sizeof(names)));
+	else
+		reader_fail(reader, "%s: a key before the first [section]", name);
 }
 
 static int on_value(void *arg, const char *section, const char *name, const char *value)
@@ -757,7 +843,7 @@ static int on_value(void *arg, const char *section, const char *name, const char
 		return 1;
 	}
 	if (!key) {
-		reader_fail(reader, "%s.%s: unknown key", section, name);
+		unknown_key(reader, section, name);
 		return 1;
 	}
 
@@ -793,7 +879,7 @@ static char *read_line(char *buf, int bytes, void *arg)
 	text = buf + strspn(buf, " \t");
 	memmove(buf, text, strlen(text) + 1);
 	if (buf[0] == '[') {
-		char section[64] = "";
+		char section[KVP_CONFIG_SECTION_MAX] = ""; /* inih cuts what is longer */
 
 		end = strchr(buf, ']');
 		if (end && (size_t)(end - buf) <= sizeof(section)) {
@@ -825,7 +911,7 @@ static void resolve(struct kvp_config *config)
 	if (!config->node.name[0]) {
 		if (gethostname(config->node.name, sizeof(config->node.name)) < 0)
 			(void)snprintf(config->node.name, sizeof(config->node.name), "node");
-		config->node.name[sizeof(config->node.name) - 1] = '\0';
+		config->node.name[KVP_MAX_LABEL] = '\0';
 	}
 
 	for (uint32_t i = 0; i < config->n_policies; i++) {
