@@ -549,6 +549,8 @@ void kvp_vb_ep_close(struct kvp_net *net, struct kvp_net_ep *ep);
 /* A connection of the endpoint has come up, failed, or is gone. */
 void kvp_vb_ep_up(struct kvp_vb_conn *conn);
 void kvp_vb_ep_failing(struct kvp_vb_conn *conn);
+/* The peer does not want a connection, of which it will be told as failing. */
+void kvp_vb_ep_rejected(struct kvp_net_ep *ep, int status);
 void kvp_vb_ep_gone(struct kvp_vb_conn *conn);
 void kvp_vb_ep_fail(struct kvp_net_ep *ep, int status, const char *reason);
 /* The best connection with room for so many requests and a message to one of those rails of the

@@ -186,8 +186,7 @@ static int rejected(const struct kvp_vb_conn *conn, const struct cm_event *event
 		if (answer.magic == CM_MAGIC && answer.status > 0 && answer.status < 4096)
 			r = -(int)answer.status;
 	}
-	if (r != -ECONNREFUSED && conn->ep->joined && conn->ep->status == 0)
-		conn->ep->status = r; /* no rail will do */
+	kvp_vb_ep_rejected(conn->ep, r);
 	return r;
 }
 

@@ -251,6 +251,14 @@ static bool last_try(struct kvp_net_ep *ep)
 	return now < ep->last_ns;
 }
 
+/* A peer that knows the endpoint no more has lost what came of it: no rail will do. Other reasons
+ * are this rail's: there may be no way back on a link that has just come up. */
+void kvp_vb_ep_rejected(struct kvp_net_ep *ep, int status)
+{
+	if (status == -ECONNRESET && ep->joined && ep->status == 0)
+		ep->status = status;
+}
+
 void kvp_vb_ep_failing(struct kvp_vb_conn *conn)
 {
 	struct kvp_net_ep *ep = conn->ep;
@@ -452,8 +460,12 @@ static int connect_step(struct kvp_net_ep *ep)
 	if (ep->alone_ns == 0)
 		ep->alone_ns = now;
 	for (unsigned i = 0; i < ep->n_paths; i++) {
-		if (path_free(ep, &ep->paths[i]))
-			n += path_connect(ep, i) == 0;
+		if (!path_free(ep, &ep->paths[i]))
+			continue;
+		if (path_connect(ep, i) == 0)
+			n++;
+		else /* who asks for a way may have to wait for the answer, up to a second */
+			back_off(ep, &ep->paths[i]);
 	}
 	if ((count(ep, path_live) == 0 && now - ep->alone_ns > KVP_VB_CONNECT_NS) ||
 	    now - ep->alone_ns > 2 * KVP_VB_CONNECT_NS || (ep->last_ns > 0 && now > ep->last_ns))

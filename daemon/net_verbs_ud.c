@@ -238,8 +238,7 @@ static void on_reply(struct kvp_net *net, const struct kvp_vb_datagram *reply)
 
 	if (reply->type == KVP_VB_REJECT) {
 		r = reply->status > 0 && reply->status < 4096 ? -(int)reply->status : -ECONNREFUSED;
-		if (conn->ep->joined && conn->ep->status == 0)
-			conn->ep->status = r; /* no rail will do */
+		kvp_vb_ep_rejected(conn->ep, r);
 		kvp_vb_conn_fail(conn, r);
 		return;
 	}

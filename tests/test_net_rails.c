@@ -764,6 +764,30 @@ Test(net_rails, ends_notice_at_different_times)
 	}
 }
 
+/* As while the link has just come up, and nobody there has answered who has which address. */
+Test(net_rails, a_peer_that_finds_no_way_back_yet)
+{
+	const struct kvp_vb_path *path;
+	struct pair pair;
+
+	open_apart(&pair, 32);
+	path = &pair.a.ep->paths[1];
+	break_conn(&pair, &pair.a, conn_of(&pair.a, 1, false));
+	while (!path->conn || path->conn->state != KVP_VB_CONNECTING)
+		(void)kvp_net_verbs.progress(pair.a.net);
+	kvp_fake.refuse_modify = true;
+	for (unsigned i = 0; i < 4000 && pair.b.net->rejects == 0; i++)
+		(void)kvp_net_verbs.progress(pair.b.net);
+	kvp_fake.refuse_modify = false;
+	cr_assert_gt(pair.b.net->rejects, 0);
+	pump(&pair, 20);
+	expect_all(&pair);
+	wait_conns(&pair, 2);
+	pump(&pair, 20);
+	expect_all(&pair);
+	close_pair(&pair);
+}
+
 /* Now the one, then the other; with a word of the device, and without. */
 static void flap(bool told)
 {
