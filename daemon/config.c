@@ -991,6 +991,17 @@ static bool admits_others(const struct kvp_config *config)
 	return false;
 }
 
+/* Who listens at all addresses is called by its name. */
+static bool can_be_called(const struct kvp_config *config, const char *host)
+{
+	const struct kvp_check quiet = { .err = NULL };
+	const char *name = config->node.name;
+
+	return config->node.advertise[0] ||
+	       (strcmp(host, "0.0.0.0") != 0 && strcmp(host, "::") != 0) ||
+	       (kvp_check_word(&quiet, "", name, 1, KVP_MAX_LABEL) == 0 && !strchr(name, ':'));
+}
+
 static const char *check_peers(const struct kvp_config *config)
 {
 	char host[KVP_CONFIG_STR_MAX];
@@ -1000,6 +1011,9 @@ static const char *check_peers(const struct kvp_config *config)
 		return NULL;
 	if (split_address(config->peer.listen, host, sizeof(host)) < 0)
 		return "peer.listen must be address:port, with brackets around an IPv6 address";
+	if (!can_be_called(config, host))
+		return "peer.listen is at all addresses, so that peers would call node.name, "
+		       "which is no host name: set node.advertise";
 	if (!host_is_loopback(host) && config->peer.plaintext != KVP_TRUST_TRUSTED)
 		return "peer.listen is beyond loopback, where the control channel has no TLS: "
 		       "only with peer.plaintext = trusted";
@@ -1031,7 +1045,7 @@ int kvp_config_read(struct kvp_config *config, FILE *file, const char *name, cha
 		reader_fail(&reader, "neither [section] nor key = value");
 	}
 	if (!reader.failed && file && ferror(file)) {
-		(void)snprintf(err, err_bytes, "%s: cannot be read", name);
+		(void)snprintf(err, err_bytes, "%s: cannot be read: %s", name, strerror(errno));
 		return -EIO;
 	}
 	if (reader.failed)

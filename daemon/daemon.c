@@ -417,8 +417,14 @@ static int choose_gpus(struct kvp_daemon *daemon, char *err, size_t err_bytes)
 
 	if (strcmp(devices, "none") == 0)
 		return 0;
-	if (strcmp(devices, "all") == 0)
-		return kvp_gpu_list(daemon->gpus, err, err_bytes);
+	if (strcmp(devices, "all") == 0) {
+		char why[192] = "";
+
+		n = kvp_gpu_list(daemon->gpus, why, sizeof(why));
+		if (n < 0)
+			(void)snprintf(err, err_bytes, "gpu.devices = all: %s", why); /* fits */
+		return n;
+	}
 	(void)snprintf(list, sizeof(list), "%s", devices); /* fits */
 	while ((name = strtok_r(rest, ", ", &rest))) {
 		if (n == (int)KVP_GPU_MAX || strlen(name) >= KVP_GPU_UUID) {
@@ -592,6 +598,18 @@ static int start_handles(struct kvp_daemon *daemon)
 	return r;
 }
 
+/* Which key asks for a device that may not be there. */
+static void start_hint(const struct kvp_core *core)
+{
+	const struct kvp_config *config = core->config;
+	bool verbs = config->data.transport == KVP_TRANSPORT_VERBS;
+
+	if (core->n_lanes == 0 && config->peer.listen[0] &&
+	    (verbs || config->ucx.network == KVP_UCX_RDMA))
+		kvp_log(KVP_LOG_NOTICE, "start: %s needs an RDMA device: kvpackctl doctor",
+			verbs ? "data.transport = verbs" : "ucx.network = rdma");
+}
+
 static int start(struct kvp_daemon *daemon)
 {
 	struct kvp_core *core = &daemon->core;
@@ -606,6 +624,7 @@ static int start(struct kvp_daemon *daemon)
 		r = start_tables(daemon, err, sizeof(err));
 	if (r < 0) {
 		kvp_log(KVP_LOG_ERR, "start: %s", err);
+		start_hint(core);
 		return r;
 	}
 	kvp_log(KVP_LOG_NOTICE, "kvpackd %s: node %s serves %s, peers %s", KVP_VERSION,

@@ -465,9 +465,13 @@ int kvp_lane_start(struct kvp_lane **out, const struct kvp_lane_config *config, 
 	int r = lane_create(&lane, config);
 
 	if (r < 0) {
-		(void)snprintf(err, err_bytes, "lane %s: %s (%u slots of %llu bytes, twice)",
+		const char *section = config->gpu ? "gpu" : "host";
+
+		(void)snprintf(err, err_bytes,
+			       "lane %s: %s for two rings of %u slots of %llu bytes (%s.slots, "
+			       "%s.slot_bytes)",
 			       config->name, strerror(-r), config->slots,
-			       (unsigned long long)config->slot_bytes);
+			       (unsigned long long)config->slot_bytes, section, section);
 		return r;
 	}
 

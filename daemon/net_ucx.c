@@ -402,8 +402,14 @@ static int ucx_open(struct kvp_net **out, const struct kvp_net_config *config, c
 
 	r = worker_make(net);
 	if (r < 0) {
-		(void)snprintf(err, err_bytes, "ucx worker on %s: %s", config->interface,
-			       strerrordesc_np(-r)); /* cut at worst */
+		char ports[80] = "";
+
+		if (config->port_lo)
+			(void)snprintf(ports, sizeof(ports),
+				       " (are ports %u to %u, of ucx.port_lo and port_hi, free?)",
+				       config->port_lo, config->port_hi); /* fits */
+		(void)snprintf(err, err_bytes, "ucx worker on %s: %s%s", config->interface,
+			       strerrordesc_np(-r), ports); /* cut at worst */
 		return r;
 	}
 

@@ -147,7 +147,7 @@ static int interface_check(struct kvp_net *net, const char *name, char *err, siz
 	}
 	freeifaddrs(all);
 	if (!found) {
-		(void)snprintf(err, err_bytes, "interface %s is missing, down or without IPv4",
+		(void)snprintf(err, err_bytes, "ucx.interface %s is missing, down or without IPv4",
 			       name);
 		return -ENODEV;
 	}

@@ -332,7 +332,10 @@ static int start_listening(struct kvp_peers *peers, char *err, size_t err_bytes)
 	if (r == 0)
 		r = uv_listen((uv_stream_t *)&peers->listener, PEER_BACKLOG, on_connection);
 	if (r < 0) {
-		(void)snprintf(err, err_bytes, "peer.listen %s: %s", listen, uv_strerror(r));
+		(void)snprintf(err, err_bytes, "peer.listen %s: %s%s", listen, uv_strerror(r),
+			       r == UV_EADDRINUSE      ? " (ss -ltnp shows by whom)"
+			       : r == UV_EADDRNOTAVAIL ? ": it is none of this machine's (ip addr)"
+						       : "");
 		return r;
 	}
 	return set_address(peers, err, err_bytes);

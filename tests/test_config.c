@@ -126,6 +126,8 @@ Test(config, refusals_name_line_key_value_and_range)
 		  "allowed are 0 to 63 bytes" },
 		{ "[node]\nname = caf\xe9\n", "allowed: UTF-8 without control characters" },
 		{ "[node]\nadvertise = my host:7470\n", "allowed: host:port" },
+		{ "[node]\nname = gpu node\n[peer]\nlisten = 0.0.0.0:1\nplaintext = trusted\n",
+		  "test.conf: peer.listen is at all addresses, so that peers would call" },
 		{ "[gpu]\ndevices = GPU-1, GPU-12, GPU-1\n", "each once" },
 		{ "[rail_of]\nmlx5_10 = 1\nmlx5_1 = 1\nmlx5_10 = 2\n",
 		  "test.conf:4: rail_of.mlx5_10: given twice" },
