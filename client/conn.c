@@ -279,6 +279,16 @@ static void conn_mute(struct kvp_client *client, const char *did)
 	conn_lose(client);
 }
 
+/* The reason is in last_error. */
+static void conn_garbled(struct kvp_client *client)
+{
+	char did[128];
+
+	(void)snprintf(did, sizeof(did), "says what is not understood here: %.80s",
+		       client->last_error); /* fits */
+	conn_mute(client, did);
+}
+
 /* ---- greeting ------------------------------------------------------------------------------ */
 
 static void grave_settle(struct kvp_client *client, const struct kvpl_grave *grave)
@@ -449,9 +459,13 @@ static void sock_readable(struct kvp_client *client, unsigned max)
 
 		if (n == -EAGAIN)
 			return;
-		if (n <= 0 || !packet_handle(client, (size_t)n, n_fds ? fd : -1)) {
+		if (n <= 0) {
+			conn_mute(client, "has closed the connection without an answer");
+			return;
+		}
+		if (!packet_handle(client, (size_t)n, n_fds ? fd : -1)) {
 			if (client->session == session && client->sock >= 0)
-				conn_mute(client, "has closed the connection without an answer");
+				conn_garbled(client);
 			return;
 		}
 	}

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client/ctl_doctor.h"
 #include "client/ctl_plan.h"
@@ -222,7 +223,11 @@ static int ask_instances(const struct options *options)
 	int flags = glob(RUN_DIR "/sock", 0, NULL, &found) == 0 ? GLOB_APPEND : 0;
 
 	(void)glob(RUN_DIR "/*/sock", flags, NULL, &found); /* what it found is counted */
-	if (found.gl_pathc == 0)
+	if (found.gl_pathc == 0 && access(RUN_DIR, R_OK | X_OK) < 0 && errno == EACCES)
+		status = fail(EXIT_REFUSED,
+			      "may not look into " RUN_DIR ": are you in the group that owns it? "
+			      "(ls -ld " RUN_DIR ")");
+	else if (found.gl_pathc == 0)
 		status = fail(EXIT_NO_DAEMON,
 			      "no daemon listens on " RUN_DIR "/sock: is kvpackd running? "
 			      "(systemctl status kvpackd)");

@@ -5,7 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cjson/cJSON.h>
 
@@ -188,6 +191,59 @@ Test(ctl, exit_status_says_what_is_wrong)
 	cr_expect_str_eq(out, "kvpackctl: no daemon listens on /tmp/kvpack-no-such: is kvpackd "
 			      "running? (systemctl status kvpackd)\n");
 	cr_expect_eq(ctl("version --socket /tmp/kvpack-no-such", NULL), 0);
+}
+
+/* Serves one connection, which it answers with what is no message. */
+static pid_t speak_nonsense(const char *path)
+{
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	int listener = socket(AF_UNIX, SOCK_SEQPACKET, 0), conn;
+	pid_t pid;
+	char c;
+
+	(void)snprintf(addr.sun_path, sizeof(addr.sun_path), "%.100s", path);
+	cr_assert_eq(bind(listener, (struct sockaddr *)&addr, sizeof(addr)), 0);
+	cr_assert_eq(listen(listener, 1), 0);
+	pid = fork();
+	if (pid == 0) {
+		conn = accept(listener, NULL, NULL);
+		(void)!send(conn, "nonsense", 8, 0);
+		while (recv(conn, &c, 1, 0) > 0)
+			;
+		_exit(0);
+	}
+	close(listener);
+	return pid;
+}
+
+Test(ctl, what_is_not_understood_is_not_called_silence)
+{
+	char path[128], args[256];
+	pid_t pid;
+
+	(void)snprintf(path, sizeof(path), "%.60s/other", fake->dir);
+	pid = speak_nonsense(path);
+	(void)snprintf(args, sizeof(args), "--socket %s status", path);
+	cr_expect_eq(ctl(args, NULL), 3);
+	cr_expect(strstr(out, "says what is not understood here: "), "%s", out);
+	cr_expect_eq(waitpid(pid, NULL, 0), pid);
+	(void)unlink(path);
+}
+
+/* Who is not in the group cannot see whether there is a socket. */
+Test(ctl, a_folder_of_others_is_not_called_empty)
+{
+	char command[512];
+
+	if (shell("unshare -m setpriv --reuid 65534 --regid 65534 --clear-groups true 2>&1") != 0)
+		cr_skip_test("only root can be somebody else");
+	(void)snprintf(command, sizeof(command),
+		       "unset KVPACK_SOCKET; exec 9<%s/kvpackctl; unshare -m sh -ec 'mount -t "
+		       "tmpfs none /run; mkdir -m 0750 /run/kvpack; exec setpriv --reuid 65534 "
+		       "--regid 65534 --clear-groups /proc/self/fd/9 status' 2>&1",
+		       bin_dir());
+	cr_expect_eq(shell(command), 4);
+	cr_expect(strstr(out, "may not look into /run/kvpack: are you in the group"), "%s", out);
 }
 
 Test(ctl, all_instances_are_asked)
