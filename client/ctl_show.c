@@ -62,6 +62,7 @@ static void print_lanes(const cJSON *lanes)
 		{ "PIECES", "pieces_landed", CTL_COUNT },
 		{ "LOCAL", "bytes_local", CTL_BYTES },
 		{ "PIECES", "pieces_local", CTL_COUNT },
+		{ "PEER", "bytes_peer", CTL_BYTES },
 		{ "DIRECT", "bytes_direct", CTL_BYTES },
 		{ "PIECES", "pieces_direct", CTL_COUNT },
 		{ "RAW ROWS", "raw_rows", CTL_COUNT },
@@ -308,6 +309,32 @@ static void clients_print(const cJSON *answer)
 	TABLE(columns, ctl_member(answer, "clients"), "no clients");
 }
 
+/* Which other GPUs write into a pool, where a daemon has several. */
+static void print_reaches(const cJSON *pools)
+{
+	static const struct ctl_column columns[] = {
+		{ "POOL", "pool", CTL_COUNT },
+		{ "FROM", "device", CTL_TEXT },
+		{ "PEER ACCESS", "state", CTL_TEXT },
+		{ "REASON", "reason", CTL_TEXT },
+	};
+	cJSON *all = cJSON_CreateArray();
+	const cJSON *pool, *peer;
+
+	cJSON_ArrayForEach (pool, pools)
+		cJSON_ArrayForEach (peer, ctl_member(pool, "peers")) {
+			cJSON *row = cJSON_Duplicate(peer, true);
+
+			(void)cJSON_AddNumberToObject(row, "pool", ctl_number(pool, "id"));
+			(void)cJSON_AddItemToArray(all, row);
+		}
+	if (cJSON_GetArraySize(all) > 0) {
+		(void)putchar('\n');
+		TABLE(columns, all, "");
+	}
+	cJSON_Delete(all);
+}
+
 static void pools_print(const cJSON *answer)
 {
 	static const struct ctl_column columns[] = {
@@ -323,6 +350,7 @@ static void pools_print(const cJSON *answer)
 	};
 
 	TABLE(columns, ctl_member(answer, "pools"), "no pools");
+	print_reaches(ctl_member(answer, "pools"));
 }
 
 static bool is_peer_away(const cJSON *peer)

@@ -24,9 +24,10 @@ enum kvp_board_kind {
 	KVP_BOARD_POOL,
 	KVP_BOARD_FENCE,
 	KVP_BOARD_EP,
-	KVP_BOARD_RX,   /* destination end of a room */
-	KVP_BOARD_TX,   /* sender end of a room */
-	KVP_BOARD_LANE, /* a lane's own: FAILED when its device is lost to the process */
+	KVP_BOARD_RX,    /* destination end of a room */
+	KVP_BOARD_TX,    /* sender end of a room */
+	KVP_BOARD_GUEST, /* a pool on the lane of another GPU */
+	KVP_BOARD_LANE,  /* a lane's own: FAILED when its device is lost to the process */
 };
 
 /* What the object waits for now; each is a `waiting` row of kvpackctl with its oldest age. */

@@ -71,6 +71,12 @@ static const struct kvp_config_choice flush_choices[] = {
 	{ NULL, 0 },
 };
 
+static const struct kvp_config_choice peer_choices[] = {
+	{ "auto", KVP_PEER_AUTO },
+	{ "off", KVP_PEER_OFF },
+	{ NULL, 0 },
+};
+
 static const struct kvp_config_choice network_choices[] = {
 	{ "tcp", KVP_UCX_TCP },
 	{ "rdma", KVP_UCX_RDMA },
@@ -201,6 +207,9 @@ static const struct kvp_config_key keys[] = {
 	NUM(gpu, slot_bytes, BYTES, 64 * KIB, 64 * MIB, "8M", "bytes of one slot"),
 	CHOICE(gpu, flush, flush_choices, "auto",
 	       "when a GPU is told to look at what a NIC wrote: auto: where it has to be"),
+	CHOICE(gpu, peer, peer_choices, "auto",
+	       "rooms between two GPUs of a daemon: auto: written from one to the other where it "
+	       "can"),
 
 	CHOICE(pack, memory, memory_choices, "auto",
 	       "rings of GPUs; auto: on the device where the transport can, else the host's"),

@@ -58,6 +58,12 @@ enum kvp_flush {
 	KVP_FLUSH_ALWAYS,
 };
 
+/* May a GPU write into the memory of another? */
+enum kvp_peer_access {
+	KVP_PEER_AUTO, /* where it can */
+	KVP_PEER_OFF,
+};
+
 enum kvp_ucx_network {
 	KVP_UCX_TCP,
 	KVP_UCX_RDMA, /* the devices of verbs.device, by reliable connections */
@@ -174,6 +180,7 @@ struct kvp_config {
 		uint32_t slots;
 		uint64_t slot_bytes;
 		uint32_t flush; /* enum kvp_flush */
+		uint32_t peer;  /* enum kvp_peer_access */
 	} gpu;
 	struct {
 		uint32_t memory; /* enum kvp_ring_memory */

@@ -30,6 +30,9 @@ struct kvp_gpu_imports {
 	struct kvp_gpu_import *first;
 	uint32_t n;
 	uint64_t bytes;
+	/* GPUs whose memory this one reaches; their contexts are held. */
+	CUdevice peers[KVP_GPU_MAX];
+	uint32_t n_peers;
 };
 
 static int fail(const struct kvp_gpu_imports *imports, CUresult res, const char *call, char *err,
@@ -82,8 +85,82 @@ void kvp_gpu_imports_destroy(struct kvp_gpu_imports *imports)
 		imports->first = import->next;
 		import_close(imports, import);
 	}
+	while (imports->n_peers > 0)
+		(void)kvp_cuda_check(imports->cuda,
+				     imports->cuda->cuDevicePrimaryCtxRelease(
+					     imports->peers[--imports->n_peers]),
+				     "cuDevicePrimaryCtxRelease");
 	free(imports);
 }
+
+/* ---- memory of other GPUs -------------------------------------------------------------------- */
+
+static bool device_of(const struct kvp_gpu_imports *imports, const char *name, CUdevice *device)
+{
+	const struct kvp_cuda *cuda = imports->cuda;
+	char uuid[KVP_GPU_UUID];
+	CUuuid bytes;
+	int n = 0;
+
+	if (cuda->cuDeviceGetCount(&n) != CUDA_SUCCESS)
+		return false;
+	for (int i = 0; i < n; i++) {
+		if (cuda->cuDeviceGet(device, i) != CUDA_SUCCESS ||
+		    cuda->cuDeviceGetUuid(&bytes, *device) != CUDA_SUCCESS)
+			return false;
+		kvp_gpu_uuid_text(uuid, (const uint8_t *)bytes.bytes);
+		if (strcmp(uuid, name) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* Its context is held as long as this one may reach its memory. */
+static int enable_peer(struct kvp_gpu_imports *imports, CUdevice device, char *err,
+		       size_t err_bytes)
+{
+	const struct kvp_cuda *cuda = imports->cuda;
+	CUcontext ctx;
+	CUresult res = cuda->cuDevicePrimaryCtxRetain(&ctx, device);
+
+	if (res != CUDA_SUCCESS)
+		return fail(imports, res, "cuDevicePrimaryCtxRetain", err, err_bytes);
+	res = cuda->cuCtxEnablePeerAccess(ctx, 0);
+	if (res != CUDA_SUCCESS && res != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) {
+		(void)kvp_cuda_check(cuda, cuda->cuDevicePrimaryCtxRelease(device),
+				     "cuDevicePrimaryCtxRelease");
+		return fail(imports, res, "cuCtxEnablePeerAccess", err, err_bytes);
+	}
+	imports->peers[imports->n_peers++] = device;
+	return 0;
+}
+
+int kvp_gpu_import_peer(struct kvp_gpu_imports *imports, const char *uuid, char *err,
+			size_t err_bytes)
+{
+	CUdevice device;
+	CUresult res;
+	int able = 0;
+
+	if (!device_of(imports, uuid, &device)) {
+		(void)snprintf(err, err_bytes, "the driver does not list %s", uuid);
+		return -ENODEV;
+	}
+	for (uint32_t i = 0; i < imports->n_peers; i++)
+		if (imports->peers[i] == device)
+			return 0;
+	res = imports->cuda->cuDeviceCanAccessPeer(&able, kvp_gpu_device(imports->gpu), device);
+	if (res != CUDA_SUCCESS)
+		return fail(imports, res, "cuDeviceCanAccessPeer", err, err_bytes);
+	if (!able || imports->n_peers == KVP_GPU_MAX) {
+		(void)snprintf(err, err_bytes, "no peer access from %s to %s",
+			       kvp_gpu_uuid(imports->gpu), uuid);
+		return -EOPNOTSUPP;
+	}
+	return enable_peer(imports, device, err, err_bytes);
+}
+
+/* ---- what is open ---------------------------------------------------------------------------- */
 
 static void imports_add(struct kvp_gpu_imports *imports, struct kvp_gpu_import *import)
 {

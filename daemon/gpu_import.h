@@ -50,6 +50,14 @@ struct kvp_gpu_chunks {
 int kvp_gpu_import_vmm(struct kvp_gpu_imports *imports, const struct kvp_gpu_chunks *chunks,
 		       struct kvp_gpu_import **out, uint64_t *addr, char *err, size_t err_bytes);
 
+/*
+ * Memory of another GPU (UUID) can be imported from here on, for this one to read and write: peer
+ * access is enabled, once. -EOPNOTSUPP: there is none between the two; -ENODEV: there is no such
+ * GPU; else as the driver says, with a text in `err`.
+ */
+int kvp_gpu_import_peer(struct kvp_gpu_imports *imports, const char *uuid, char *err,
+			size_t err_bytes);
+
 void kvp_gpu_import_put(struct kvp_gpu_imports *imports, struct kvp_gpu_import *import);
 
 /* Imports open now, and their bytes. */

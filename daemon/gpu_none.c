@@ -186,6 +186,15 @@ int kvp_gpu_import_vmm(struct kvp_gpu_imports *imports, const struct kvp_gpu_chu
 	return -ENODEV;
 }
 
+int kvp_gpu_import_peer(struct kvp_gpu_imports *imports, const char *uuid, char *err,
+			size_t err_bytes)
+{
+	(void)imports;
+	(void)uuid;
+	(void)snprintf(err, err_bytes, "built without CUDA");
+	return -ENODEV;
+}
+
 void kvp_gpu_import_put(struct kvp_gpu_imports *imports, struct kvp_gpu_import *import)
 {
 	(void)imports;

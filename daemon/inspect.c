@@ -152,6 +152,15 @@ static void add_slow_paths(const struct kvp_inspect *ask, cJSON *status,
 			       kvp_sums_name((enum kvp_sums)i)); /* fits */
 		add_slow_path(list, &path);
 	}
+	for (uint32_t i = KVP_ACROSS_PEER + 1; i < KVP_ACROSS_N; i++) {
+		char name[32];
+		const struct slow_path path = { name, rooms->across[i],
+						kvp_across_text((enum kvp_across)i) };
+
+		(void)snprintf(name, sizeof(name), "peer_%s",
+			       kvp_across_name((enum kvp_across)i)); /* fits */
+		add_slow_path(list, &path);
+	}
 	for (uint32_t i = KVP_WHY_NONE + 1; i < KVP_WHY_N; i++) {
 		char name[32];
 		const struct slow_path path = { name, lane->fell_back[i],
@@ -191,6 +200,9 @@ static void add_counters(const struct kvp_core *core, cJSON *status,
 	kvp_inspect_num(counters, "bytes_sent", lane->bytes_sent);
 	kvp_inspect_num(counters, "bytes_landed", lane->bytes_landed);
 	kvp_inspect_num(counters, "bytes_local", lane->bytes_local);
+	kvp_inspect_num(counters, "rooms_peer", rooms->across[KVP_ACROSS_PEER]);
+	kvp_inspect_num(counters, "pieces_peer", lane->pieces_peer);
+	kvp_inspect_num(counters, "bytes_peer", lane->bytes_peer);
 	kvp_inspect_num(counters, "pieces_direct", lane->pieces_direct);
 	kvp_inspect_num(counters, "bytes_direct", lane->bytes_direct);
 	kvp_inspect_num(counters, "direct_writes", lane->direct_writes);
@@ -472,6 +484,8 @@ static cJSON *lane_object(const struct kvp_inspect *ask, uint32_t i)
 	kvp_inspect_num(lane, "bytes_sent", status.bytes_sent);
 	kvp_inspect_num(lane, "bytes_landed", status.bytes_landed);
 	kvp_inspect_num(lane, "bytes_local", status.bytes_local);
+	kvp_inspect_num(lane, "pieces_peer", status.pieces_peer);
+	kvp_inspect_num(lane, "bytes_peer", status.bytes_peer);
 	add_direct(core, lane, &status);
 	add_sums(core, lane, &status);
 	kvp_inspect_num(lane, "raw_rows", status.raw_rows);
@@ -674,6 +688,27 @@ cJSON *kvp_inspect_clients(const struct kvp_inspect *ask)
 	return root;
 }
 
+/* Which other GPUs reach it, or why not. */
+static void add_guests(cJSON *object, const struct kvp_pool *pool)
+{
+	static const char *const states[] = {
+		[KVP_GUEST_NONE] = "not reached",
+		[KVP_GUEST_STARTING] = "starting",
+		[KVP_GUEST_READY] = "reached",
+	};
+	cJSON *list = cJSON_AddArrayToObject(object, "peers");
+
+	for (uint32_t i = 0; i < pool->n_guests; i++) {
+		const struct kvp_pool_guest *guest = &pool->guests[i];
+		cJSON *peer = cJSON_CreateObject();
+
+		(void)cJSON_AddStringToObject(peer, "device", kvp_lane_device(guest->lane));
+		(void)cJSON_AddStringToObject(peer, "state", states[guest->state]);
+		(void)cJSON_AddStringToObject(peer, "reason", guest->reason);
+		kvp_inspect_append(list, peer);
+	}
+}
+
 static cJSON *pool_object(const struct kvp_inspect *ask, const struct kvp_pool *pool)
 {
 	static const char *const states[] = {
@@ -704,6 +739,7 @@ static cJSON *pool_object(const struct kvp_inspect *ask, const struct kvp_pool *
 	if (pool->on_gpu) {
 		kvp_inspect_num(object, "dmabufs", pool->n_dmabufs);
 		(void)cJSON_AddStringToObject(object, "dmabuf_reason", pool->dmabuf_reason);
+		add_guests(object, pool);
 	}
 	return object;
 }

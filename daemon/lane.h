@@ -91,6 +91,7 @@ struct kvp_order_pool {
 	uint32_t n_fds;
 	struct kvp_lane_memory *memories; /* owned [n_fds]; NULL: host memory */
 	uint64_t owner;                   /* whose handles they are: the session */
+	char home[48]; /* UUID of the GPU that has the memory; "": this lane's, or none */
 	/* Owned [n_chunks], and the descriptors too: chunks, behind them dma-bufs. Closed once the
 	 * pool is mapped. */
 	int *chunk_fds;
@@ -299,7 +300,8 @@ struct kvp_lane_status {
 	/* From here to import_bytes: 64-bit counts, which are added up for the whole daemon. */
 	uint64_t pieces_sent, pieces_landed, bytes_sent, bytes_landed;
 	uint64_t pieces_local, bytes_local;
-	uint64_t raw_rows;     /* rows sent one by one, packing off */
+	uint64_t pieces_peer, bytes_peer; /* of those: into memory of another GPU */
+	uint64_t raw_rows;                /* rows sent one by one, packing off */
 	uint64_t repacked;     /* pieces packed again because grants came too far apart */
 	uint64_t together;     /* pieces packed in one pass with those of other destinations */
 	uint64_t shared;       /* pieces that went out from a slot packed for another destination */

@@ -96,6 +96,11 @@ int kvp_lane_pool_import(struct kvp_lane *lane, struct kvp_lane_pool *pool, char
 		return -ENOMEM;
 	}
 	kvp_lane_call(lane, "import of a pool");
+	if (pool->order->home[0]) {
+		r = kvp_gpu_import_peer(lane->mover.imports, pool->order->home, err, err_bytes);
+		if (r < 0 && !err[0])
+			(void)snprintf(err, err_bytes, "%s", strerror(-r));
+	}
 	for (uint32_t i = 0; r == 0 && i < pool->order->n_fds; i++) {
 		r = import_one(lane, pool, i, why, sizeof(why));
 		if (r < 0)

@@ -379,12 +379,14 @@ static Kvp__Status hand_over(struct kvp_pools *pools, struct kvp_pool *pool,
 	pool->id = ++pools->last_id;
 	kvp_board_init(&pool->board, KVP_BOARD_POOL, pool->id);
 	pool->state = pool->on_gpu ? KVP_POOL_STARTING : KVP_POOL_ACTIVE;
+	pool->ready = pool->quiet = false;
 	order->board = &pool->board;
 	order->owner_uid = pool->uid;
 	order->owner = pool->session;
 	order->writable = pool->writable;
 	order->n_entries = pool->n_entries;
 	order->n_fds = pool->n_fds;
+	kvp_pool_guests_start(pools, pool, order);
 	kvp_lane_order(pool->lane, &KVP_TAKE(order)->order);
 	return OK;
 }
@@ -398,6 +400,7 @@ static void order_end(struct kvp_pool *pool)
 	order->id = pool->id;
 	order->value = 0;
 	kvp_lane_order(pool->lane, &order->order);
+	kvp_pool_guests_end(pool);
 }
 
 static Kvp__Status start(struct kvp_pools *pools, struct kvp_pool *pool,
@@ -428,6 +431,7 @@ static void destroy(struct kvp_pool *pool)
 	if (!pool)
 		return;
 	unmap(pool);
+	kvp_pool_guests_free(pool);
 	for (uint32_t g = 0; g < KVP_LANE_GROUPS; g++)
 		free(pool->held[g]);
 	free(pool->end_order);
@@ -589,17 +593,33 @@ void kvp_pool_put(struct kvp_pool *pool)
 		order_end(pool);
 }
 
-/* The lane has mapped it, or could not and has forgotten it. */
-static void pool_started(struct kvp_pool *pool, uint32_t flags)
+/* Its lane has mapped it, or could not and has forgotten it; then no other keeps it. */
+static void settle_start(struct kvp_pool *pool)
 {
-	bool ready = flags & KVP_BOARD_READY;
-
-	if (!ready && !(flags & KVP_BOARD_QUIET))
+	if ((!pool->ready && !pool->quiet) || !kvp_pool_guests_answered(pool))
 		return;
-	pool->state = ready ? KVP_POOL_ACTIVE : KVP_POOL_PAUSED;
+	if (pool->quiet) {
+		kvp_pool_guests_end(pool);
+		if (!kvp_pool_guests_quiet(pool))
+			return;
+	}
+	pool->state = pool->quiet ? KVP_POOL_PAUSED : KVP_POOL_ACTIVE;
 	if (pool->started)
-		pool->started(pool, ready ? OK : (Kvp__Status)pool->board.status,
-			      ready ? "" : pool->board.text, pool->started_arg);
+		pool->started(pool, pool->quiet ? (Kvp__Status)pool->board.status : OK,
+			      pool->quiet ? pool->board.text : "", pool->started_arg);
+}
+
+void kvp_pool_settle(struct kvp_pool *pool)
+{
+	if (pool->state == KVP_POOL_STARTING) {
+		settle_start(pool);
+		return;
+	}
+	if (pool->state != KVP_POOL_ENDING || !pool->quiet || !kvp_pool_guests_quiet(pool))
+		return;
+	unmap(pool);
+	pool->state = KVP_POOL_PAUSED;
+	pool->ended(pool, pool->ended_arg);
 }
 
 void kvp_pool_board(struct kvp_board *board)
@@ -607,17 +627,16 @@ void kvp_pool_board(struct kvp_board *board)
 	struct kvp_pool *pool = KVP_CONTAINER_OF(board, struct kvp_pool, board);
 	uint32_t flags = kvp_board_take(board);
 
-	if (pool->state == KVP_POOL_STARTING) {
-		pool_started(pool, flags);
-		return;
+	if (flags & KVP_BOARD_READY)
+		pool->ready = true;
+	if (flags & KVP_BOARD_QUIET) {
+		/* Nothing but an order of ours ends a pool that is mapped, and it goes out when no
+		 * room uses it. */
+		assert(pool->state == KVP_POOL_STARTING ||
+		       (pool->state == KVP_POOL_ENDING && pool->n_users == 0));
+		pool->quiet = true;
 	}
-	if (!(flags & KVP_BOARD_QUIET))
-		return;
-	/* Nothing but an order of ours ends a pool, and it goes out when no room uses it. */
-	assert(pool->state == KVP_POOL_ENDING && pool->n_users == 0);
-	unmap(pool);
-	pool->state = KVP_POOL_PAUSED;
-	pool->ended(pool, pool->ended_arg);
+	kvp_pool_settle(pool);
 }
 
 void kvp_pool_free(struct kvp_pools *pools, struct kvp_pool *pool)

@@ -33,6 +33,23 @@ enum kvp_pool_state {
 	KVP_POOL_PAUSED,
 };
 
+enum kvp_guest_state {
+	KVP_GUEST_NONE,     /* that lane has nothing of it; `reason` says why, or it is over */
+	KVP_GUEST_STARTING, /* until the lane has mapped it, or says why not */
+	KVP_GUEST_READY,
+};
+
+/* A pool on the lane of a GPU that is not its own. */
+struct kvp_pool_guest {
+	struct kvp_board board; /* kind GUEST; id: what that lane calls the pool */
+	struct kvp_pool *pool;
+	struct kvp_lane *lane; /* borrowed */
+	uint32_t lane_idx;
+	enum kvp_guest_state state;
+	char reason[KVP_BOARD_TEXT];
+	struct kvp_order_id *end_order; /* owned; NULL once it has gone out */
+};
+
 struct kvp_pool {
 	struct kvp_board board; /* kind POOL, id = `id` */
 	uint64_t id;            /* drawn anew at each register and resume: the lane's name of it */
@@ -69,7 +86,10 @@ struct kvp_pool {
 	/* Runs once when ENDING has ended (unmapped); the pool may be freed or paused then. */
 	void (*ended)(struct kvp_pool *pool, void *arg);
 	void *ended_arg;
-	bool pausing;                   /* ENDING leads to PAUSED */
+	bool pausing;                  /* ENDING leads to PAUSED */
+	bool ready, quiet;             /* what its lane has said, since it was handed over */
+	struct kvp_pool_guest *guests; /* owned [n_guests]; memory of a GPU, where there are more */
+	uint32_t n_guests;
 	struct kvp_order_id *end_order; /* owned; NULL once it has gone out */
 };
 
@@ -135,5 +155,24 @@ void kvp_pool_end(struct kvp_pool *pool, bool pausing,
 		  void (*ended)(struct kvp_pool *pool, void *arg), void *arg);
 /* A board of kind POOL was taken from the loop's inbox. */
 void kvp_pool_board(struct kvp_board *board);
+/* STARTING or ENDING is over once all lanes have answered. */
+void kvp_pool_settle(struct kvp_pool *pool);
+
+/* ---- pool_guest.c: on the lanes of other GPUs ------------------------------------------------ */
+
+/* What the lane calls the pool, its own or another that reaches it; 0: it does not. */
+uint64_t kvp_pool_on(const struct kvp_pool *pool, uint32_t lane_idx);
+/* Does any lane but its own reach it? */
+bool kvp_pool_has_guests(const struct kvp_pool *pool);
+/* With the order for its own lane, which is about to go there. */
+void kvp_pool_guests_start(struct kvp_pools *pools, struct kvp_pool *pool,
+			   const struct kvp_order_pool *home);
+/* Once no room uses the pool. */
+void kvp_pool_guests_end(struct kvp_pool *pool);
+bool kvp_pool_guests_answered(const struct kvp_pool *pool);
+bool kvp_pool_guests_quiet(const struct kvp_pool *pool);
+void kvp_pool_guests_free(struct kvp_pool *pool);
+/* A board of kind GUEST was taken from the loop's inbox. */
+void kvp_pool_guest_board(struct kvp_board *board);
 /* Frees a pool that has ended or is paused. */
 void kvp_pool_free(struct kvp_pools *pools, struct kvp_pool *pool);

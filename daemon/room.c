@@ -331,6 +331,8 @@ static void room_order_end(struct kvp_room *room)
 
 	if (!order)
 		return;
+	if (room->key.is_dest)
+		kvp_across_push(room); /* QUIET is a lane's word */
 	order->order.type = room->key.is_dest ? KVP_ORDER_RX_END : KVP_ORDER_TX_END;
 	order->id = room->board.id;
 	kvp_lane_order(room->lane, &order->order);

@@ -223,6 +223,19 @@ void kvp_rooms_each_parked(const struct kvp_rooms *rooms, kvp_parked_view_fn *fn
 
 #define KVP_ROOM_STATES_N ((unsigned)KVP__ROOM_STATE__ROOM_RELEASED + 1)
 
+/* How a room between two GPUs of this daemon moves. */
+enum kvp_across {
+	KVP_ACROSS_NONE, /* it is not between two */
+	KVP_ACROSS_PEER, /* by peer access; the others land */
+	KVP_ACROSS_OFF,
+	KVP_ACROSS_UNABLE,
+	KVP_ACROSS_SENDERS,
+	KVP_ACROSS_N,
+};
+/* "peer", "off", ...; and why it lands, in words, or "". */
+const char *kvp_across_name(enum kvp_across across);
+const char *kvp_across_text(enum kvp_across across);
+
 struct kvp_rooms_stats {
 	uint32_t dests, sends, parked_offers;
 	uint32_t notes;                       /* renewals and declines that wait for peers */
@@ -234,6 +247,7 @@ struct kvp_rooms_stats {
 	uint64_t refused_limit; /* ends refused for max_rooms */
 	uint64_t refused_offers, refused_notes, refused_chunks;
 	uint64_t aborts, renews, declines;
+	uint64_t across[KVP_ACROSS_N];  /* destinations between two GPUs, by how they moved */
 	uint64_t unchecked[KVP_SUMS_N]; /* legs without the sums that an end wants, by reason */
 	uint64_t drains_late;           /* ends not quiet within timers.drain */
 	uint64_t bytes_rooms;           /* memory of live ends, roughly */

@@ -174,7 +174,7 @@ static Kvp__Status accept_geom(struct kvp_dleg *leg, const Kvp__Accept *accept,
 			       struct kvp_lane_geom *geom, struct kvp_lane_geom *copy, char *err)
 {
 	struct kvp_room *room = leg->room;
-	uint64_t slot_bytes = KVP_MIN(accept->slot_bytes, kvp_lane_slot_bytes(room->lane));
+	uint64_t slot_bytes = KVP_MIN(accept->slot_bytes, kvp_lane_slot_bytes(room->pool->lane));
 	struct kvp_geom_remote remote = { 0 };
 	struct kvp_geom_spec spec;
 	Kvp__Status status;
@@ -347,8 +347,10 @@ void kvp_dest_accept(struct kvp_rooms *rooms, struct kvp_peer *peer, const Kvp__
 		return; /* it crossed the end on its way */
 	if (accept_kept(rooms, peer, msg))
 		return;
-	if (leg->data)
+	if (leg->data) {
+		kvp_across_settle(leg, msg->accept->lane);
 		status = order_rx_leg(leg, msg->accept, err);
+	}
 	if (status != KVP_ROOM_OK) {
 		kvp_room_fail(leg->room, status, "sender %u on %s: %s", leg->sender,
 			      kvp_peer_name(peer), err);
@@ -428,4 +430,6 @@ void kvp_dest_clear(struct kvp_room *room)
 	free(dest->pages);
 	free(dest->segments);
 	free(dest->meta);
+	if (dest->rx_order)
+		kvp_order_free(&dest->rx_order->order);
 }

@@ -374,7 +374,11 @@ static int order_rx(struct kvp_room *room)
 	order->meta = dest->meta;
 	order->meta_bytes = &dest->meta_bytes;
 	room->bytes += bytes + n_pages * sizeof(*order->pages) + KVP_LANE_RX_BYTES;
-	kvp_lane_order(room->lane, &KVP_TAKE(order)->order);
+	dest->rx_order = KVP_TAKE(order);
+	if (kvp_across_defer(room))
+		atomic_store_explicit(&room->board.arrived, room->prefix, memory_order_relaxed);
+	else
+		kvp_across_push(room);
 	return 0;
 }
 

@@ -130,11 +130,18 @@ static const char *moved_mode(const struct kvp_room *room)
 	return moved & KVP_MOVED_LANDING ? "direct+landing" : "direct";
 }
 
-static const char *leg_mode(const struct kvp_room *room, bool data, bool local)
+static const char *leg_mode(const struct kvp_room *room, bool data, bool local, bool across)
 {
 	if (!data)
 		return "none";
-	return local ? "local" : moved_mode(room);
+	if (local)
+		return across ? "peer" : "local";
+	return moved_mode(room);
+}
+
+static bool dleg_across(const struct kvp_dleg *leg)
+{
+	return leg->room->dest.across == KVP_ACROSS_PEER;
 }
 
 /* Before the sender has accepted it may be on another lane of this daemon. */
@@ -154,12 +161,13 @@ static const char *room_mode(const struct kvp_room *room)
 		for (uint32_t i = 0; i < room->dest.n_legs; i++)
 			if (room->dest.legs[i].data && room->dest.legs[i].peer &&
 			    (!mode[0] || strcmp(mode, "local") == 0))
-				mode = leg_mode(room, true, dleg_local(&room->dest.legs[i]));
+				mode = leg_mode(room, true, dleg_local(&room->dest.legs[i]),
+						dleg_across(&room->dest.legs[i]));
 		return mode;
 	}
 	DL_FOREACH2 (room->send.legs, sleg, rnext) {
 		if (sleg->data && (!mode[0] || strcmp(mode, "local") == 0))
-			mode = leg_mode(room, true, sleg->local);
+			mode = leg_mode(room, true, sleg->local, sleg->across);
 	}
 	return mode;
 }
@@ -231,6 +239,8 @@ void kvp_room_view_fill(const struct kvp_room *room, struct kvp_room_view *view)
 		kvp_room_terminal(room) ? status_verdict(room) : wait_info(view->waits)->verdict;
 	view->mode = room_mode(room);
 	if (room->key.is_dest) {
+		if (room->dest.across > KVP_ACROSS_PEER)
+			view->fell_back = kvp_across_text((enum kvp_across)room->dest.across);
 		view->arrived = room->complete ? room->end : atomic_load(&room->board.arrived);
 		view->n_legs = room->dest.n_legs;
 		view->pages_held = room->released ? 0 : room->dest.n_held;
@@ -292,7 +302,7 @@ static void dleg_view(const struct kvp_dleg *leg, struct kvp_room_leg_view *out)
 		.state = leg->over      ? "aborted by the sender"
 			 : leg->drained ? "drained"
 					: states[leg->state],
-		.mode = leg_mode(leg->room, leg->data, dleg_local(leg)),
+		.mode = leg_mode(leg->room, leg->data, dleg_local(leg), dleg_across(leg)),
 		.checksum = kvp_sums_name(leg->sums),
 		.waits_text = over ? "" : waits[leg->state],
 		.waits_since_ns = leg->since_ns,
@@ -319,7 +329,7 @@ static void sleg_view(const struct kvp_sleg *leg, struct kvp_room_leg_view *out)
 		.dest = leg->dest,
 		.generation = leg->generation,
 		.state = leg->over ? "aborted by the destination" : states[leg->state],
-		.mode = leg_mode(leg->room, leg->data, leg->local),
+		.mode = leg_mode(leg->room, leg->data, leg->local, leg->across),
 		.checksum = kvp_sums_name(leg->sums),
 		.waits_text = leg->over ? "" : waits[leg->state],
 		.waits_since_ns = leg->since_ns,

@@ -82,7 +82,8 @@ struct kvp_sleg {
 	uint32_t dest;
 	uint64_t since_ns; /* accepted */
 	uint64_t generation;
-	bool data, local; /* local: the destination is on this lane */
+	bool data, local; /* local: the destination's end is on this lane */
+	bool across;      /* it is, and its pool is on another GPU */
 	bool over;        /* its destination has aborted it */
 	enum kvp_sums sums;
 	Kvp__PeerMsg *offer;       /* owned */
@@ -113,6 +114,8 @@ struct kvp_room_dest {
 	uint8_t *meta; /* owned; the lane writes it before COMPLETE */
 	uint32_t meta_bytes;
 	bool meta_told;
+	uint8_t across;                /* enum kvp_across, of its one data leg */
+	struct kvp_order_rx *rx_order; /* owned; until the lane is known. NULL: a lane has it */
 };
 
 /* What is remembered of a chunk until its sources are free. */
@@ -428,6 +431,19 @@ uint64_t kvp_notes_expire(struct kvp_rooms *rooms, uint64_t now);
 void kvp_notes_clear(struct kvp_rooms *rooms);
 /* Accepts that a test point keeps; NULL: of all peers. */
 void kvp_rooms_drop_kept(struct kvp_rooms *rooms, const struct kvp_peer *peer);
+
+/* room_across.c: between two GPUs of this daemon */
+/* May the sender's lane receive? Then no lane is given the end before the accept. */
+bool kvp_across_defer(const struct kvp_room *room);
+/* A data sender has accepted, on that lane: chooses the end's, and gives it the end. */
+void kvp_across_settle(struct kvp_dleg *leg, uint32_t lane_idx);
+/* Gives the end to its lane, if none has it. */
+void kvp_across_push(struct kvp_room *room);
+/* Will the end that offers be on the sender's lane, though its pool is not? */
+bool kvp_across_can(const struct kvp_room *send, const struct kvp_peer *peer,
+		    const Kvp__Offer *offer);
+/* Where the leg's destination receives. */
+uint32_t kvp_across_lane(const struct kvp_sleg *leg);
 
 /* room_sums.c */
 /* enum kvp_sums_word of this end. */

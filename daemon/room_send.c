@@ -245,7 +245,8 @@ static Kvp__Status offer_geom(struct kvp_sleg *leg, const struct kvp_peer *peer,
 	status = kvp_geom_check_tags(pool, &offer->layout_tag, offer->layout_version, err);
 	if (status != KVP_ROOM_OK)
 		return status;
-	leg->local = kvp_peer_is_self(peer) && offer->lane == room->lane_idx;
+	leg->across = kvp_across_can(room, peer, offer);
+	leg->local = leg->across || (kvp_peer_is_self(peer) && offer->lane == room->lane_idx);
 	if (!leg->local && offer->lane_address.len == 0)
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_UNSUPPORTED,
 				       kvp_peer_is_self(peer)
@@ -460,20 +461,22 @@ static int order_tx_leg(struct kvp_sleg *leg)
 	struct kvp_room *room = leg->room;
 	const Kvp__Offer *offer = leg->offer->offer;
 	struct kvp_order_tx_leg *order = calloc(1, sizeof(*order));
+	const uint32_t lane = kvp_across_lane(leg);
 	int r = -ENOMEM;
 
 	if (!order)
 		return r;
 	order->segments = malloc(KVP_MAX(offer->n_segments, (size_t)1) * sizeof(uint32_t));
 	if (order->segments)
-		r = kvp_peer_endpoint(leg->peer, room->lane_idx, offer->lane,
-				      offer->lane_address.data, (uint32_t)offer->lane_address.len,
-				      &order->ep);
+		r = kvp_peer_endpoint(leg->peer, room->lane_idx, lane, offer->lane_address.data,
+				      (uint32_t)offer->lane_address.len, &order->ep);
 	if (r < 0) {
 		free(order->segments);
 		free(order);
 		return r;
 	}
+	leg->local = order->ep == 0;
+	leg->across = leg->local && lane != offer->lane;
 	order->order.type = KVP_ORDER_TX_LEG;
 	order->tx = room->board.id;
 	order->dest = leg->dest;

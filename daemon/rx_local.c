@@ -35,6 +35,10 @@ void kvp_rx_local_landed(struct kvp_rx_piece *piece)
 	kvp_rx_check_finished(leg);
 	lane->counts.pieces_local++;
 	lane->counts.bytes_local += piece->bytes;
+	if (rx->pool->order->home[0]) {
+		lane->counts.pieces_peer++;
+		lane->counts.bytes_peer += piece->bytes;
+	}
 	kvp_board_add(&board->pieces, 1);
 	kvp_board_add(&board->bytes, piece->bytes);
 	kvp_board_once(&board->first_data_ns, lane->now_ns);

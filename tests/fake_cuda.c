@@ -6,6 +6,12 @@
  * by the processor. What it says of handles that are no good, of memory that a dead process's
  * mappings keep, and of how much is free, is what a real one says.
  *
+ * The environment makes more of it:
+ *   KVP_FAKE_CUDA_GPUS  2: there are two GPUs
+ *   KVP_FAKE_CUDA_PEER  no: neither reaches the other's memory; fails: enabling that fails;
+ * already: somebody has done so KVP_FAKE_CUDA_BUSY  a path: while there is a file, nothing that was
+ * launched is seen to be over
+ *
  * For the programs that play engines with real daemons. In-process tests have tests/fake_gpu.c.
  */
 
@@ -25,7 +31,8 @@
 
 #include "kernels/move.h"
 
-#define NAME "fake-gpu-memory"
+#define NAME "fake-gpu-memory" /* behind it the number of its GPU */
+#define GPUS 2
 #define TOTAL_BYTES (UINT64_C(8) << 30)
 #define MAPS 1024u
 #define GRAIN (UINT64_C(2) << 20)
@@ -38,22 +45,56 @@ struct map {
 	uint64_t addr, bytes;
 	int fd; /* -1: none of ours */
 	bool chunk, reserved, ipc;
+	int device;
+	unsigned int seen_by; /* GPUs that may use it there, a bit each */
 };
 
 /* What a chunk's handle is. */
 struct chunk {
 	int fd;
 	uint64_t bytes;
+	int device;
 };
 
 struct ipc {
 	char magic[8];
 	uint64_t pid, fd, inode, bytes;
+	int device;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct map maps[MAPS];
-static int kernels[KVP_MOVE_SIZES], something; /* their addresses are handles */
+static int kernels[KVP_MOVE_SIZES], gpus[GPUS], something; /* their addresses are handles */
+static _Thread_local int current;
+static _Thread_local int pushed[8], n_pushed;
+static bool enabled[GPUS][GPUS]; /* under the lock: the first reaches the other's memory */
+
+/* ---- GPUs ------------------------------------------------------------------------------------ */
+
+static int n_gpus(void)
+{
+	const char *text = getenv("KVP_FAKE_CUDA_GPUS");
+
+	return text && text[0] == '2' ? 2 : 1;
+}
+
+static bool peer_is(const char *what)
+{
+	const char *text = getenv("KVP_FAKE_CUDA_PEER");
+
+	return text && strcmp(text, what) == 0;
+}
+
+static int device_of(CUcontext ctx)
+{
+	return (void *)ctx == (void *)&gpus[1] ? 1 : 0;
+}
+
+/* May the current GPU use the other's memory? An import enables that by itself where it can. */
+static bool reaches(int device)
+{
+	return device == current || enabled[current][device];
+}
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -78,13 +119,15 @@ static struct map *map_add(uint64_t addr, uint64_t bytes, int fd)
 {
 	struct map *map = map_new();
 
-	*map = (struct map){ .addr = addr, .bytes = bytes, .fd = fd };
+	*map = (struct map){
+		.addr = addr, .bytes = bytes, .fd = fd, .device = current, .seen_by = 1u << current
+	};
 	return map;
 }
 
-static int memory_new(uint64_t bytes)
+static int memory_new(uint64_t bytes, int device)
 {
-	int fd = memfd_create(NAME, MFD_CLOEXEC);
+	int fd = memfd_create(device ? NAME "1" : NAME "0", MFD_CLOEXEC);
 
 	if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0)
 		abort();
@@ -154,7 +197,7 @@ CUresult cuMemAlloc(CUdeviceptr *out, size_t bytes)
 	if (bytes == 0 || bytes > left)
 		return bytes ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
 	bytes = (bytes + GRAIN - 1) / GRAIN * GRAIN;
-	fd = memory_new(bytes);
+	fd = memory_new(bytes, current);
 	pthread_mutex_lock(&lock);
 	*out = map_add((uintptr_t)memory_map(fd, bytes, NULL), bytes, fd)->addr;
 	pthread_mutex_unlock(&lock);
@@ -250,6 +293,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr addr)
 		ipc.fd = (uint64_t)map->fd;
 		ipc.bytes = map->bytes;
 		ipc.inode = st.st_ino;
+		ipc.device = map->device;
 		memset(handle, 0, sizeof(*handle));
 		memcpy(handle, &ipc, sizeof(ipc));
 		res = CUDA_SUCCESS;
@@ -260,6 +304,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr addr)
 
 CUresult cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle handle, unsigned int flags)
 {
+	CUresult res = CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
 	struct ipc ipc;
 	struct stat st;
 	char path[64];
@@ -267,7 +312,7 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle handle, unsigned in
 
 	(void)flags;
 	memcpy(&ipc, &handle, sizeof(ipc));
-	if (memcmp(ipc.magic, "fakegpu", 8) != 0)
+	if (memcmp(ipc.magic, "fakegpu", 8) != 0 || ipc.device < 0 || ipc.device >= n_gpus())
 		return CUDA_ERROR_INVALID_VALUE;
 	if (ipc.pid == (uint64_t)getpid())
 		return CUDA_ERROR_INVALID_CONTEXT;
@@ -279,11 +324,18 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle handle, unsigned in
 		return CUDA_ERROR_MAP_FAILED;
 	}
 	pthread_mutex_lock(&lock);
-	*out = (uintptr_t)memory_map(fd, ipc.bytes, NULL);
-	map_add(*out, ipc.bytes, -1)->ipc = true;
+	if (reaches(ipc.device)) {
+		struct map *map;
+
+		*out = (uintptr_t)memory_map(fd, ipc.bytes, NULL);
+		map = map_add(*out, ipc.bytes, -1);
+		map->ipc = true;
+		map->device = ipc.device;
+		res = CUDA_SUCCESS;
+	}
 	pthread_mutex_unlock(&lock);
 	(void)close(fd);
-	return CUDA_SUCCESS;
+	return res;
 }
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr addr)
@@ -293,13 +345,13 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr addr)
 
 /* ---- virtual memory: a handle is a struct chunk ---------------------------------------------- */
 
-static CUmemGenericAllocationHandle chunk_handle(int fd, uint64_t bytes)
+static CUmemGenericAllocationHandle chunk_handle(int fd, uint64_t bytes, int device)
 {
 	struct chunk *chunk = malloc(sizeof(*chunk));
 
 	if (!chunk)
 		abort();
-	*chunk = (struct chunk){ fd, bytes };
+	*chunk = (struct chunk){ fd, bytes, device };
 	return (uintptr_t)chunk;
 }
 
@@ -314,12 +366,13 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes,
 	(void)flags;
 	size_t left, total;
 
-	if (bytes == 0 || bytes % GRAIN || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+	if (bytes == 0 || bytes % GRAIN || prop->location.id < 0 || prop->location.id >= n_gpus() ||
+	    prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
 		return CUDA_ERROR_INVALID_VALUE;
 	(void)cuMemGetInfo(&left, &total); /* cannot fail */
 	if (bytes > left)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	*out = chunk_handle(memory_new(bytes), bytes);
+	*out = chunk_handle(memory_new(bytes, prop->location.id), bytes, prop->location.id);
 	return CUDA_SUCCESS;
 }
 
@@ -367,13 +420,17 @@ CUresult cuMemMap(CUdeviceptr addr, size_t bytes, size_t offset,
 		  CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
 	const struct chunk *chunk = chunk_of(handle);
+	struct map *map;
 
 	(void)flags;
 	if (offset || bytes != chunk->bytes)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&lock);
 	(void)memory_map(chunk->fd, bytes, (void *)(uintptr_t)addr);
-	map_add(addr, bytes, dup(chunk->fd))->chunk = true;
+	map = map_add(addr, bytes, dup(chunk->fd));
+	map->chunk = true;
+	map->device = chunk->device;
+	map->seen_by = 0; /* until access is set */
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
@@ -395,10 +452,26 @@ CUresult cuMemUnmap(CUdeviceptr addr, size_t bytes)
 
 CUresult cuMemSetAccess(CUdeviceptr addr, size_t bytes, const CUmemAccessDesc *desc, size_t n)
 {
-	(void)bytes;
-	(void)desc;
-	(void)n;
-	return map_at(addr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	CUresult res = CUDA_ERROR_INVALID_VALUE;
+
+	pthread_mutex_lock(&lock);
+	for (uint32_t i = 0; i < MAPS; i++) {
+		struct map *map = &maps[i];
+
+		if (!map->chunk || map->addr < addr || map->addr + map->bytes > addr + bytes)
+			continue;
+		res = CUDA_SUCCESS;
+		for (size_t k = 0; k < n; k++)
+			if (desc[k].location.id != map->device &&
+			    !enabled[desc[k].location.id][map->device])
+				res = CUDA_ERROR_INVALID_DEVICE;
+			else
+				map->seen_by |= 1u << desc[k].location.id;
+		if (res != CUDA_SUCCESS)
+			break;
+	}
+	pthread_mutex_unlock(&lock);
+	return res;
 }
 
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *addr)
@@ -409,7 +482,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *ad
 	pthread_mutex_lock(&lock);
 	map = map_at((uintptr_t)addr);
 	if (map && map->chunk) {
-		*out = chunk_handle(dup(map->fd), map->bytes);
+		*out = chunk_handle(dup(map->fd), map->bytes, map->device);
 		res = CUDA_SUCCESS;
 	}
 	pthread_mutex_unlock(&lock);
@@ -430,24 +503,26 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void 
 					CUmemAllocationHandleType type)
 {
 	char path[64], link[64] = "";
+	const char *name;
 	struct stat st;
 
 	(void)type;
 	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", (int)(intptr_t)fd);
-	if (readlink(path, link, sizeof(link) - 1) < 0 || !strstr(link, NAME) ||
+	if (readlink(path, link, sizeof(link) - 1) < 0 || !(name = strstr(link, NAME)) ||
 	    fstat((int)(intptr_t)fd, &st) < 0)
 		return CUDA_ERROR_INVALID_VALUE;
-	*out = chunk_handle(dup((int)(intptr_t)fd), (uint64_t)st.st_size);
+	*out = chunk_handle(dup((int)(intptr_t)fd), (uint64_t)st.st_size,
+			    name[strlen(NAME)] == '1');
 	return CUDA_SUCCESS;
 }
 
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
 						CUmemGenericAllocationHandle handle)
 {
-	(void)handle;
 	memset(prop, 0, sizeof(*prop));
 	prop->type = CU_MEM_ALLOCATION_TYPE_PINNED;
 	prop->location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+	prop->location.id = chunk_of(handle)->device;
 	return CUDA_SUCCESS;
 }
 
@@ -491,23 +566,26 @@ CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdevic
 {
 	const struct map *map;
 	bool chunk = false;
+	int device = 0;
 
 	pthread_mutex_lock(&lock);
 	map = map_at(addr);
-	if (map)
+	if (map) {
 		chunk = map->chunk;
+		device = map->device;
+	}
 	pthread_mutex_unlock(&lock);
 	if (!map)
 		return CUDA_ERROR_INVALID_VALUE;
 	switch ((int)attribute) {
 	case CU_POINTER_ATTRIBUTE_CONTEXT:
-		*(void **)out = chunk ? NULL : &something;
+		*(void **)out = chunk ? NULL : &gpus[device];
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
 		*(unsigned int *)out = CU_MEMORYTYPE_DEVICE;
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-		*(int *)out = 0;
+		*(int *)out = device;
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
 		*(int *)out = !chunk;
@@ -586,9 +664,22 @@ static CUresult is_lost(void)
 	return atomic_load(&lost) ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
 }
 
+/* Where memory is another GPU's, or nobody's; the host's is everybody's. */
+static bool is_foreign(uint64_t addr)
+{
+	const struct map *map;
+	bool foreign;
+
+	pthread_mutex_lock(&lock);
+	map = map_at(addr);
+	foreign = addr < 65536 || (map && !(map->seen_by >> current & 1));
+	pthread_mutex_unlock(&lock);
+	return foreign;
+}
+
 static bool is_wild(const struct kvp_move_entry *e)
 {
-	return e->n_runs && e->src < 65536;
+	return e->n_runs && (is_foreign(e->src) || is_foreign(e->dst));
 }
 
 static CUresult move_rows(CUfunction fn, void **params)
@@ -658,20 +749,21 @@ CUresult cuGetErrorName(CUresult res, const char **name)
 		: res == CUDA_ERROR_NOT_READY       ? "CUDA_ERROR_NOT_READY"
 		: res == CUDA_ERROR_OUT_OF_MEMORY   ? "CUDA_ERROR_OUT_OF_MEMORY"
 		: res == CUDA_ERROR_ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+		: res == CUDA_ERROR_TOO_MANY_PEERS  ? "CUDA_ERROR_TOO_MANY_PEERS"
 						    : "CUDA_ERROR_FAKE";
 	return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetCount(int *n)
 {
-	*n = 1;
+	*n = n_gpus();
 	return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGet(CUdevice *device, int ordinal)
 {
-	*device = 0;
-	return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+	*device = ordinal;
+	return ordinal >= 0 && ordinal < n_gpus() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
 CUresult cuDeviceGetName(char *name, int bytes, CUdevice device)
@@ -688,8 +780,8 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device);
 
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
 {
-	(void)device;
 	memcpy(uuid->bytes, "fake GPU, no. 0", 16);
+	uuid->bytes[14] = (char)('0' + device);
 	return CUDA_SUCCESS;
 }
 
@@ -721,12 +813,11 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice device)
 {
 	size_t left, total;
 
-	(void)device;
 	(void)cuMemGetInfo(&left, &total); /* cannot fail */
 	if (atomic_load(&contexts) == 0 && left < CONTEXT_BYTES)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	atomic_fetch_add(&contexts, 1);
-	*ctx = (CUcontext)(void *)&something;
+	*ctx = (CUcontext)(void *)&gpus[device];
 	return CUDA_SUCCESS;
 }
 
@@ -739,20 +830,48 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 
 CUresult cuCtxSetCurrent(CUcontext ctx)
 {
-	(void)ctx;
+	current = device_of(ctx);
 	return CUDA_SUCCESS;
 }
 
 CUresult cuCtxPushCurrent(CUcontext ctx)
 {
-	(void)ctx;
+	if (n_pushed == (int)(sizeof(pushed) / sizeof(pushed[0])))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	pushed[n_pushed++] = current;
+	current = device_of(ctx);
 	return CUDA_SUCCESS;
 }
 
 CUresult cuCtxPopCurrent(CUcontext *ctx)
 {
-	*ctx = (CUcontext)(void *)&something;
+	*ctx = (CUcontext)(void *)&gpus[current];
+	current = n_pushed ? pushed[--n_pushed] : 0;
 	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceCanAccessPeer(int *able, CUdevice device, CUdevice peer)
+{
+	*able = device != peer && !peer_is("no");
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxEnablePeerAccess(CUcontext ctx, unsigned int flags)
+{
+	CUresult res = CUDA_SUCCESS;
+
+	if (flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (peer_is("no"))
+		return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+	if (peer_is("fails"))
+		return CUDA_ERROR_TOO_MANY_PEERS;
+	pthread_mutex_lock(&lock);
+	if (enabled[current][device_of(ctx)] || peer_is("already"))
+		res = CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+	enabled[current][device_of(ctx)] = true;
+	pthread_mutex_unlock(&lock);
+	return res;
 }
 
 CUresult cuModuleLoadData(CUmodule *module, const void *image)
@@ -845,6 +964,8 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
 
 CUresult cuEventQuery(CUevent event)
 {
+	const char *path = getenv("KVP_FAKE_CUDA_BUSY");
+
 	(void)event;
-	return is_lost();
+	return path && access(path, F_OK) == 0 ? CUDA_ERROR_NOT_READY : is_lost();
 }

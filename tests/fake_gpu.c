@@ -23,6 +23,7 @@
 #define OLD_BYTE 0x7e /* what a ring is full of at first */
 
 _Atomic int fake_gpu_fail_launch, fake_gpu_fail_poll, fake_gpu_stopped, fake_gpu_launches;
+_Atomic int fake_gpu_no_peer;
 _Atomic int fake_gpu_imports, fake_gpu_max_runs = RUNS;
 _Atomic uint64_t fake_gpu_device_bytes = UINT64_MAX, fake_gpu_host_bytes = UINT64_MAX;
 _Atomic int fake_gpu_rings, fake_gpu_can_flush, fake_gpu_flushes;
@@ -455,6 +456,16 @@ int kvp_gpu_import_vmm(struct kvp_gpu_imports *imports, const struct kvp_gpu_chu
 	*addr = (uint64_t)(uintptr_t)import->map;
 	atomic_fetch_add(&fake_gpu_imports, 1);
 	return 0;
+}
+
+int kvp_gpu_import_peer(struct kvp_gpu_imports *imports, const char *uuid, char *err,
+			size_t err_bytes)
+{
+	(void)imports;
+	if (!atomic_load(&fake_gpu_no_peer))
+		return 0;
+	(void)snprintf(err, err_bytes, "no peer access to %s", uuid);
+	return -EOPNOTSUPP;
 }
 
 void kvp_gpu_import_put(struct kvp_gpu_imports *imports, struct kvp_gpu_import *import)

@@ -22,6 +22,8 @@ extern _Atomic int fake_gpu_stopped;
 extern _Atomic int fake_gpu_max_runs;
 /* Launches so far, of all GPUs. */
 extern _Atomic int fake_gpu_launches;
+/* No GPU reaches the memory of another. */
+extern _Atomic int fake_gpu_no_peer;
 /* Memory imported now. */
 extern _Atomic int fake_gpu_imports;
 /* Bytes of the device, and pinned ones of the host, that one allocation may have. */

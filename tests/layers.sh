@@ -15,7 +15,7 @@ nic qp rail*
 net_verbs* net_ucx*
 lane* rx* tx* link
 memfd lists
-pool fence
+pool pool_guest fence
 peer*
 room*
 core

@@ -30,6 +30,9 @@ static void dispatch(struct core_rig *rig, struct kvp_board *board)
 	case KVP_BOARD_POOL:
 		kvp_pool_board(board);
 		return;
+	case KVP_BOARD_GUEST:
+		kvp_pool_guest_board(board);
+		return;
 	case KVP_BOARD_FENCE:
 		kvp_fence_board(board);
 		return;

@@ -73,6 +73,7 @@ static struct driver {
 } driver;
 
 static bool opened;
+static int ordinal; /* of the GPU that is used */
 static void *stream;
 
 static const char *error_name(int res)
@@ -138,6 +139,23 @@ bool device_found(char *text, size_t bytes)
 	return status == 0;
 }
 
+int device_count(void)
+{
+	int status = -1;
+	pid_t pid = fork(); /* a process that has used the driver must not fork ranks */
+
+	RIG_REQUIRE(pid >= 0);
+	if (pid == 0) {
+		int n = 0;
+
+		if (load() || driver.count(&n) != 0)
+			n = 0;
+		_exit(n);
+	}
+	RIG_REQUIRE(waitpid(pid, &status, 0) == pid);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+}
+
 bool device_served(void)
 {
 	char program[4096], command[4400], line[256] = "";
@@ -189,6 +207,18 @@ bool device_or_fake(char **argv)
 	return true;
 }
 
+void device_use(int gpu)
+{
+	int device;
+	void *ctx;
+
+	device_open();
+	ordinal = gpu;
+	DRIVER(get(&device, gpu));
+	DRIVER(retain(&ctx, device)); /* for good */
+	DRIVER(current(ctx));
+}
+
 void device_open(void)
 {
 	const char *why;
@@ -227,9 +257,9 @@ void device_alloc_chunks(struct device_range *range, uint64_t bytes)
 	const struct allocation what = {
 		.type = PINNED,
 		.handle_types = POSIX_FD,
-		.location = { ON_DEVICE, 0 },
+		.location = { ON_DEVICE, ordinal },
 	};
-	const struct access access = { { ON_DEVICE, 0 }, READ_WRITE };
+	const struct access access = { { ON_DEVICE, ordinal }, READ_WRITE };
 	device_ptr addr = 0, chunk;
 
 	device_open();

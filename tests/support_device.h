@@ -21,10 +21,15 @@ bool device_found(char *text, size_t bytes);
  * program starts over? Says on which, or why not. */
 bool device_or_fake(char **argv);
 bool device_is_fake(void);
+/* How many GPUs there are. */
+int device_count(void);
 /* Can the daemon beside this program use it? No: it was built without CUDA. */
 bool device_served(void);
 /* Opens the first GPU for this process; more often is fine. */
 void device_open(void);
+
+/* What is allocated from here on is on that GPU, by its ordinal. */
+void device_use(int gpu);
 
 /* Memory that the library exports by an IPC handle, or, in physical chunks, by their fds. */
 uint64_t device_alloc(uint64_t bytes);

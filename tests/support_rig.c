@@ -148,9 +148,9 @@ static void daemon_configure(struct rig_daemon *daemon, const char *path, const 
 	RIG_REQUIRE(file, "%s: %s", path, strerror(errno));
 	fprintf(file, "[node]\nname = %s\n", daemon->name);
 	fprintf(file, "[client]\nsocket = %s\nmode = 0600\ngroup =\n", daemon->socket);
-	if (!daemon->address[0])
+	if (!daemon->address[0] && !daemon->alone)
 		snprintf(daemon->address, sizeof(daemon->address), "127.0.0.1:%u", port_pick());
-	fprintf(file, "[peer]\nlisten = %s\n%s", daemon->address,
+	fprintf(file, "[peer]\nlisten = %s\n%s", daemon->alone ? "" : daemon->address,
 		daemon->timing ? daemon->timing : "heartbeat = 200ms\nlost_after = 3s\n");
 	transport_configure(daemon, file);
 	if (getenv("KVP_TEST_CHECKSUM"))
@@ -231,6 +231,7 @@ struct rig_daemon *rig_daemon_start(struct rig *rig, const char *name, const cha
 	snprintf(daemon->socket, sizeof(daemon->socket), "%s/%s.sock", dir, name);
 	snprintf(daemon->log, sizeof(daemon->log), "%s/%s.log", dir, name);
 	daemon->timing = rig->timing;
+	daemon->alone = rig->alone;
 	rig_daemon_restart(daemon, extra);
 	rig->n_daemons++;
 	return daemon;

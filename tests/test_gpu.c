@@ -346,6 +346,7 @@ Test(gpu, a_piece_of_too_many_runs)
 struct memory_pool {
 	struct kvp_board board;
 	struct kvp_lane *lane;
+	const char *home; /* NULL: this lane's GPU */
 };
 
 static void memory_pool(struct lt *lt, struct memory_pool *pool,
@@ -356,6 +357,7 @@ static void memory_pool(struct lt *lt, struct memory_pool *pool,
 	kvp_board_init(&pool->board, KVP_BOARD_POOL, lt_id(lt));
 	order->order.type = KVP_ORDER_POOL_ADD;
 	order->board = &pool->board;
+	(void)snprintf(order->home, sizeof(order->home), "%s", pool->home ? pool->home : "");
 	order->n_entries = 1;
 	order->entries = calloc(1, sizeof(*order->entries));
 	order->fd_maps = calloc(1, sizeof(*order->fd_maps));
@@ -376,7 +378,7 @@ Test(gpu, memory_is_mapped_by_the_lane)
 {
 	const struct kvp_lane_config config = { .slots = 4, .pack = true };
 	struct lt lt;
-	struct memory_pool pool;
+	struct memory_pool pool = { .home = NULL };
 	struct kvp_lane_memory ipc = { .bytes = 8192 }, vmm = { .vmm = true, .bytes = 8192 };
 	uint64_t held[2];
 	int fd = memfd_create("chunk", 0);
@@ -404,6 +406,34 @@ Test(gpu, memory_is_mapped_by_the_lane)
 
 	cr_assert_eq(ftruncate(fd, 8192), 0);
 	memory_pool(&lt, &pool, &vmm, fd); /* the lane closes it */
+	lt_wait(&lt, &pool.board, KVP_BOARD_READY);
+	lt_order_id(pool.lane, KVP_ORDER_POOL_END, pool.board.id, 0);
+	lt_wait(&lt, &pool.board, KVP_BOARD_QUIET);
+	cr_assert_eq(atomic_load(&fake_gpu_imports), 0);
+	lt_end(&lt);
+}
+
+Test(gpu, memory_of_another_gpu)
+{
+	const struct kvp_lane_config config = { .slots = 4, .pack = true };
+	struct memory_pool pool = { .home = "GPU-other" };
+	struct kvp_lane_memory ipc = { .bytes = 8192 };
+	uint64_t held[2] = { 0, 10000 };
+	struct lt lt;
+
+	held[0] = (uint64_t)(uintptr_t)&lt;
+	memcpy(ipc.handle, held, sizeof(held));
+	lt_begin(&lt);
+	pool.lane = lt_lane(&lt, &config);
+	atomic_store(&fake_gpu_no_peer, 1);
+	memory_pool(&lt, &pool, &ipc, -1);
+	lt_wait(&lt, &pool.board, KVP_BOARD_QUIET);
+	cr_assert(kvp_board_flags(&pool.board) & KVP_BOARD_FAILED);
+	cr_assert_str_eq(pool.board.text, "no peer access to GPU-other");
+	cr_assert_eq(atomic_load(&fake_gpu_imports), 0);
+
+	atomic_store(&fake_gpu_no_peer, 0);
+	memory_pool(&lt, &pool, &ipc, -1);
 	lt_wait(&lt, &pool.board, KVP_BOARD_READY);
 	lt_order_id(pool.lane, KVP_ORDER_POOL_END, pool.board.id, 0);
 	lt_wait(&lt, &pool.board, KVP_BOARD_QUIET);
