@@ -114,6 +114,7 @@ struct kvp_order_ep {
 	struct kvp_order order;
 	struct kvp_board *board; /* id = the endpoint's */
 	uint64_t session;        /* whose fair share its wants and grants count against */
+	uint64_t number;         /* of the session, for both ends the same */
 	uint32_t addr_bytes;
 	uint8_t *addr; /* owned */
 };

@@ -122,8 +122,8 @@ static void link_open(struct kvp_link *link)
 		return;
 	}
 	kvp_lane_call(lane, "endpoint open");
-	r = lane->config.net->ep_open(lane->net, link->order->addr, link->order->addr_bytes, link,
-				      &link->net_ep);
+	r = lane->config.net->ep_open(lane->net, link->order->addr, link->order->addr_bytes,
+				      link->order->number, link, &link->net_ep);
 	kvp_lane_call(lane, NULL);
 	if (r < 0)
 		link_fail(link, KVP__STATUS__STATUS_TRANSPORT, "no data endpoint to the peer", r);

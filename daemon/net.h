@@ -187,9 +187,10 @@ struct kvp_net_ops {
 	/* Writes this net's address for peers; returns its length or negative errno. */
 	int (*address)(struct kvp_net *net, void *buf, size_t buf_bytes);
 	/* Opens an endpoint to the net with that address (validated by the transport as far as it
-	 * can be). `ep_arg` comes back in closed(). */
-	int (*ep_open)(struct kvp_net *net, const void *addr, size_t addr_bytes, void *ep_arg,
-		       struct kvp_net_ep **out);
+	 * can be). `number`: the same for the peer's endpoint of the same session, with which it
+	 * shares its end, and for no other. `ep_arg` comes back in closed(). */
+	int (*ep_open)(struct kvp_net *net, const void *addr, size_t addr_bytes, uint64_t number,
+		       void *ep_arg, struct kvp_net_ep **out);
 	/* Begins to close; closed() follows from progress() once what was taken is written out or
 	 * the peer is gone. Past the transport's own deadline (a peer that stands still) the
 	 * endpoint counts as `stuck`: its memory is in quarantine until closed(), which close()

@@ -166,8 +166,10 @@ struct kvp_vb_datagram {
 	uint32_t qpn, psn;
 	uint32_t receives;     /* REPLY: posted for messages */
 	uint32_t window;       /* REQUEST */
+	uint64_t number;       /* REQUEST: of the endpoint's session */
 	struct kvp_vb_end end; /* where answers go */
 	uint32_t status;       /* REJECT: an errno */
+	uint32_t zero;
 };
 _Static_assert(sizeof(struct kvp_vb_datagram) <= KVP_VB_UD_BYTES, "fits");
 
@@ -333,6 +335,7 @@ enum kvp_vb_ep_state {
 struct kvp_net_ep {
 	struct kvp_net *net; /* borrowed, outlives it */
 	void *arg;           /* the lane's */
+	uint64_t number;     /* of the session */
 	uint32_t id;
 	enum kvp_vb_ep_state state;
 	int status;         /* why it failed */
@@ -371,6 +374,7 @@ struct kvp_vb_held {
 struct kvp_vb_in {
 	struct kvp_net *net;         /* borrowed, outlives it */
 	uint8_t id[KVP_VB_ID_BYTES]; /* of the peer's net */
+	uint64_t number;             /* of the session */
 	uint32_t ep;
 	uint32_t window;
 	uint64_t next;            /* to be delivered */
@@ -543,8 +547,8 @@ int kvp_vb_turn_conns(struct kvp_net *net);
 void kvp_vb_conn_tick(struct kvp_net *net);
 
 /* net_verbs_ep.c: endpoints and their rails */
-int kvp_vb_ep_open(struct kvp_net *net, const void *addr, size_t addr_bytes, void *ep_arg,
-		   struct kvp_net_ep **out);
+int kvp_vb_ep_open(struct kvp_net *net, const void *addr, size_t addr_bytes, uint64_t number,
+		   void *ep_arg, struct kvp_net_ep **out);
 void kvp_vb_ep_close(struct kvp_net *net, struct kvp_net_ep *ep);
 /* A connection of the endpoint has come up, failed, or is gone. */
 void kvp_vb_ep_up(struct kvp_vb_conn *conn);

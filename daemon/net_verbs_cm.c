@@ -13,7 +13,7 @@
 #include "proto/util.h"
 
 #define CM_MAGIC 0x4d435642u
-#define CM_VERSION 1u
+#define CM_VERSION 2u
 #define RESOLVE_MS 2000
 #define BACKLOG 128
 
@@ -26,6 +26,7 @@ struct cm_request {
 	uint16_t window;
 	uint8_t to[KVP_VB_ID_BYTES], from[KVP_VB_ID_BYTES];
 	uint32_t conn, ep;
+	uint64_t number;
 };
 _Static_assert(sizeof(struct cm_request) <= 56, "all that a request has room for");
 
@@ -148,6 +149,7 @@ static int ask(struct kvp_vb_conn *conn)
 		.window = (uint16_t)ep->window,
 		.conn = conn->tag,
 		.ep = ep->id,
+		.number = ep->number,
 	};
 	struct rdma_conn_param param = param_of(conn, &request, sizeof(request));
 
@@ -200,6 +202,7 @@ static int take_request(struct kvp_vb_rail *rail, struct rdma_cm_id *id,
 		.conn = request->conn,
 		.ep = request->ep,
 		.window = request->window,
+		.number = request->number,
 		.end = { .ethernet = rail->nic.ethernet },
 	};
 

@@ -168,8 +168,8 @@ static int ep_create(struct kvp_net *net, const struct kvp_vb_address *peer,
 	return 0;
 }
 
-int kvp_vb_ep_open(struct kvp_net *net, const void *addr, size_t addr_bytes, void *ep_arg,
-		   struct kvp_net_ep **out)
+int kvp_vb_ep_open(struct kvp_net *net, const void *addr, size_t addr_bytes, uint64_t number,
+		   void *ep_arg, struct kvp_net_ep **out)
 {
 	struct kvp_vb_address peer;
 	struct kvp_net_ep *ep;
@@ -181,6 +181,7 @@ int kvp_vb_ep_open(struct kvp_net *net, const void *addr, size_t addr_bytes, voi
 	if (r < 0)
 		return r;
 	ep->arg = ep_arg;
+	ep->number = number;
 	r = connect_first(ep);
 	if (r < 0) {
 		ep_free(ep);
@@ -523,15 +524,15 @@ static void end_items(struct kvp_net_ep *ep, int status)
 	TAILQ_INIT(&ep->again);
 }
 
-/* What the peer's net has opened to us goes with our own endpoint to it: from closed() on it cannot
- * write here any more. */
+/* What the peer's net has opened to us for the same session goes with our own endpoint to it: from
+ * closed() on it cannot write here any more. */
 static void end_ins(struct kvp_net *net, const struct kvp_net_ep *ep)
 {
 	struct kvp_vb_in *in, *next;
 
 	for (in = TAILQ_FIRST(&net->ins); in; in = next) {
 		next = TAILQ_NEXT(in, link);
-		if (memcmp(in->id, ep->peer.id, sizeof(in->id)) == 0)
+		if (in->number == ep->number && memcmp(in->id, ep->peer.id, sizeof(in->id)) == 0)
 			kvp_vb_in_destroy(in);
 	}
 }

@@ -42,6 +42,7 @@ int kvp_vb_in_create(struct kvp_net *net, const struct kvp_vb_datagram *request,
 
 	in->net = net;
 	in->ep = request->ep;
+	in->number = request->number;
 	in->window = window;
 	memcpy(in->id, request->from, sizeof(in->id));
 	TAILQ_INSERT_TAIL(&net->ins, in, link);

@@ -12,7 +12,7 @@
 
 #define ADDRESS_MAGIC 0x42565641u
 #define DATAGRAM_MAGIC 0x4256564bu
-#define VERSION 2u
+#define VERSION 3u
 #define UD_RECV_BYTES (KVP_VB_GRH_BYTES + KVP_VB_UD_BYTES)
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs are sent as they lie");
@@ -123,6 +123,7 @@ void kvp_vb_ud_send(struct kvp_vb_conn *conn, enum kvp_vb_ud_type type)
 	} else {
 		datagram.fresh = !conn->ep->joined;
 		datagram.window = conn->ep->window;
+		datagram.number = conn->ep->number;
 		memcpy(datagram.to, conn->ep->peer.id, sizeof(datagram.to));
 	}
 	send_to(conn->rail, conn->ah, &conn->to, &datagram);

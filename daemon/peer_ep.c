@@ -48,6 +48,7 @@ static int ep_order_add(struct kvp_peer_ep *ep)
 	order->order.type = KVP_ORDER_EP_ADD;
 	order->board = &ep->board;
 	order->session = ep->peer->session;
+	order->number = ep->peer->number;
 	order->addr_bytes = ep->addr_bytes;
 	order->addr = addr;
 	kvp_lane_order(ep->peers->lanes[ep->lane_idx], &order->order);

@@ -49,6 +49,7 @@ struct kvp_peer {
 	enum kvp_peer_state state;
 	uint32_t holders, endpoints;
 	uint64_t session, dial;
+	uint64_t number; /* of the session, the same at both ends; 0: the other end has none */
 	uint64_t since_ns, last_heard_ns, last_tick_ns, retry_at_ns, idle_since_ns;
 	uint32_t failures; /* dials in a row without a session */
 	uint8_t incarnation[KVP_INCARNATION_BYTES];

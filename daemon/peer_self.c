@@ -18,6 +18,9 @@ int kvp_peer_become_self(struct kvp_peer *peer)
 	peer->conn = NULL;
 	peer->self = twin->self = true;
 	peer->twin = twin;
+	/* Without random numbers: 0, as of all. */
+	(void)uv_random(NULL, NULL, &peer->number, sizeof(peer->number), 0, NULL);
+	twin->number = peer->number;
 	twin->twin = peer;
 	kvp_peer_set_name(peer, peers->config->node.name);
 	kvp_peer_set_name(twin, peers->config->node.name);

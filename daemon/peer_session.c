@@ -70,6 +70,7 @@ static int hello_send(struct kvp_peer *peer, uint32_t version, Kvp__Status statu
 	(void)snprintf(node, sizeof(node), "%.63s", peer->peers->config->node.name);
 	kvp_text_clean(node);
 	hello.node = node;
+	hello.session = peer->number;
 	hello.version = version;
 	hello.status = status;
 	hello.text = (char *)text;
@@ -89,6 +90,8 @@ void kvp_peer_connected(struct kvp_peer *peer)
 	kvp_peer_set_timer(peer, peer->peers->config->peer.lost_after_ns);
 	if (!peer->outgoing)
 		return; /* the dialler speaks first */
+	peer->number = 0;
+	(void)uv_random(NULL, NULL, &peer->number, sizeof(peer->number), 0, NULL); /* else none */
 	if (hello_send(peer, 0, KVP__STATUS__STATUS_OK, "") < 0)
 		kvp_peer_end(peer, KVP__STATUS__STATUS_UNREACHABLE, "cannot be greeted");
 }
@@ -146,6 +149,9 @@ static void hello_take(struct kvp_peer *peer, const Kvp__PeerHello *hello)
 {
 	if (!peer->outgoing && hello->address[0])
 		(void)snprintf(peer->address, sizeof(peer->address), "%s", hello->address);
+	/* An answer without it: the other end does not know of numbers, and neither do we then. */
+	if (!peer->outgoing || hello->session != peer->number)
+		peer->number = peer->outgoing ? 0 : hello->session;
 	kvp_peer_set_name(peer, hello->node);
 	memcpy(peer->incarnation, hello->incarnation.data, KVP_INCARNATION_BYTES);
 }

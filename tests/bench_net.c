@@ -174,7 +174,7 @@ static void side_open(struct side *side)
 	if (write(side->control, addr, (size_t)n) != n)
 		die("write");
 	n = read(side->control, addr, sizeof(addr));
-	if (n <= 0 || ops->ep_open(side->net, addr, (size_t)n, side, &side->ep) < 0)
+	if (n <= 0 || ops->ep_open(side->net, addr, (size_t)n, 0, side, &side->ep) < 0)
 		die("endpoint");
 }
 

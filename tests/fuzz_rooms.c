@@ -122,11 +122,12 @@ static int null_address(struct kvp_net *net, void *buf, size_t buf_bytes)
 	return 4;
 }
 
-static int null_ep_open(struct kvp_net *net, const void *addr, size_t addr_bytes, void *ep_arg,
-			struct kvp_net_ep **out)
+static int null_ep_open(struct kvp_net *net, const void *addr, size_t addr_bytes, uint64_t number,
+			void *ep_arg, struct kvp_net_ep **out)
 {
 	struct kvp_net_ep *ep;
 
+	(void)number;
 	if (addr_bytes == 0 || *(const uint8_t *)addr == 0xff)
 		return -EINVAL;
 	ep = calloc(1, sizeof(*ep));

@@ -187,7 +187,7 @@ void hostile_open(struct hostile *h, const struct kvp_net_ops *ops, struct kvp_n
 	LT_REQUIRE(ops->open(&h->net, &config, err, sizeof(err)) == 0, "%s", err);
 	if (memory)
 		LT_REQUIRE(ops->memory(h->net, memory, err, sizeof(err)) == 0, "%s", err);
-	LT_REQUIRE(ops->ep_open(h->net, addr, bytes, NULL, &h->ep) == 0);
+	LT_REQUIRE(ops->ep_open(h->net, addr, bytes, 0, NULL, &h->ep) == 0);
 	lane_endpoint(h);
 }
 

@@ -186,7 +186,7 @@ void vp_close(struct vp_node *node)
 
 int vp_connect(struct vp_node *node, const struct vp_node *to)
 {
-	return kvp_net_verbs.ep_open(node->net, to->addr, to->addr_bytes, node, &node->ep);
+	return kvp_net_verbs.ep_open(node->net, to->addr, to->addr_bytes, 0, node, &node->ep);
 }
 
 bool vp_turn(struct vp_node *a, struct vp_node *b, const uint64_t *counter, uint64_t want,

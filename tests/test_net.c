@@ -175,7 +175,7 @@ static void node_close(struct node *node)
 
 static void node_connect(struct node *node, const struct node *to)
 {
-	cr_assert_eq(ops->ep_open(node->net, to->addr, to->addr_bytes, node, &node->ep), 0);
+	cr_assert_eq(ops->ep_open(node->net, to->addr, to->addr_bytes, 0, node, &node->ep), 0);
 	cr_assert_eq(ops->ep_arg(node->ep), node);
 }
 
@@ -459,18 +459,18 @@ Test(net, refuses_garbage_addresses)
 
 	node_open(&a);
 	node_open(&b);
-	cr_assert_eq(ops->ep_open(a.net, NULL, 0, &a, &ep), -EPROTO);
+	cr_assert_eq(ops->ep_open(a.net, NULL, 0, 0, &a, &ep), -EPROTO);
 	for (size_t bytes = 0; bytes < sizeof(addr); bytes += 97)
-		cr_assert_eq(ops->ep_open(a.net, addr, bytes, &a, &ep), -EPROTO);
+		cr_assert_eq(ops->ep_open(a.net, addr, bytes, 0, &a, &ep), -EPROTO);
 	for (size_t bytes = 0; bytes < b.addr_bytes; bytes++)
-		cr_assert_eq(ops->ep_open(a.net, b.addr, bytes, &a, &ep), -EPROTO);
+		cr_assert_eq(ops->ep_open(a.net, b.addr, bytes, 0, &a, &ep), -EPROTO);
 	for (size_t bit = 0; bit < 8 * b.addr_bytes; bit++) {
 		memcpy(addr, b.addr, b.addr_bytes);
 		addr[bit / 8] ^= (unsigned char)(1u << bit % 8);
-		cr_assert_eq(ops->ep_open(a.net, addr, b.addr_bytes, &a, &ep), -EPROTO);
+		cr_assert_eq(ops->ep_open(a.net, addr, b.addr_bytes, 0, &a, &ep), -EPROTO);
 	}
 	memcpy(addr, b.addr, b.addr_bytes);
-	cr_assert_eq(ops->ep_open(a.net, addr, b.addr_bytes + 1, &a, &ep), -EPROTO);
+	cr_assert_eq(ops->ep_open(a.net, addr, b.addr_bytes + 1, 0, &a, &ep), -EPROTO);
 	cr_assert_null(ep);
 	cr_assert_eq(ops->address(a.net, addr, a.addr_bytes - 1), -ENOBUFS);
 	node_close(&a);
@@ -723,7 +723,7 @@ Test(net, unreachable_peer_does_not_block)
 	ops->close(b.net); /* nobody listens there now */
 	free(b.place);
 	start = now_ms();
-	r = ops->ep_open(a.net, b.addr, b.addr_bytes, &a, &a.ep);
+	r = ops->ep_open(a.net, b.addr, b.addr_bytes, 0, &a, &a.ep);
 	if (r == 0) { /* found out later: then by failed() */
 		turn_until(&a, NULL, &a.failed, 1);
 		ops->ep_close(a.net, a.ep);
@@ -772,7 +772,7 @@ Test(net, an_endpoint_over_tcp_is_refused_in_rdma_mode)
 	node_open(&a);
 	node_open(&b);
 	a.net->rdma = true;
-	cr_assert_eq(ops->ep_open(a.net, b.addr, b.addr_bytes, &a, &ep), -EPROTONOSUPPORT);
+	cr_assert_eq(ops->ep_open(a.net, b.addr, b.addr_bytes, 0, &a, &ep), -EPROTONOSUPPORT);
 	cr_assert_eq(ops->stats(a.net)->eps, 0);
 	a.net->rdma = false;
 	node_connect(&a, &b);

@@ -331,11 +331,11 @@ Test(net_verbs, wrong_addresses)
 	open_pair(&a, &b, 32);
 	for (size_t i = 0; i < b.addr_bytes; i++) {
 		b.addr[i] ^= 1;
-		cr_assert_lt(kvp_net_verbs.ep_open(a.net, b.addr, b.addr_bytes, &a, &ep), 0);
+		cr_assert_lt(kvp_net_verbs.ep_open(a.net, b.addr, b.addr_bytes, 0, &a, &ep), 0);
 		b.addr[i] ^= 1;
 	}
-	cr_assert_lt(kvp_net_verbs.ep_open(a.net, b.addr, b.addr_bytes - 1, &a, &ep), 0);
-	cr_assert_lt(kvp_net_verbs.ep_open(a.net, NULL, 0, &a, &ep), 0);
+	cr_assert_lt(kvp_net_verbs.ep_open(a.net, b.addr, b.addr_bytes - 1, 0, &a, &ep), 0);
+	cr_assert_lt(kvp_net_verbs.ep_open(a.net, NULL, 0, 0, &a, &ep), 0);
 	close_pair(&a, &b);
 }
 
@@ -450,6 +450,42 @@ Test(net_verbs, a_missing_receive_is_said)
 			   "%s", kvp_net_verbs.ep_reason(a.ep));
 	cr_assert_eq(kvp_net_verbs.rails(a.net, rails), 1);
 	cr_assert_eq(rails[0].lost, 1);
+	close_pair(&a, &b);
+}
+
+/* Two sessions of the same nets, one for each direction, of which one ends at one end. */
+Test(net_verbs, the_end_of_a_session_leaves_the_other)
+{
+	struct kvp_net_ep *others[2];
+	struct vp_node a, b;
+
+	open_pair(&a, &b, 32);
+	join(&a, &b);
+	others[0] = a.ep;
+	others[1] = b.ep;
+	cr_assert_eq(kvp_net_verbs.ep_open(a.net, b.addr, b.addr_bytes, 7, &a, &a.ep), 0);
+	cr_assert_eq(kvp_net_verbs.ep_open(b.net, a.addr, a.addr_bytes, 7, &b, &b.ep), 0);
+	join(&a, &b);
+	send_until_taken(&a, &b, 0);
+	send_until_taken(&b, &a, 0);
+	cr_assert(vp_turn(&a, &b, &b.messages, 1, 2000));
+
+	kvp_net_verbs.ep_close(b.net, others[1]);
+	cr_assert(vp_turn(&a, &b, &b.closed, 1, 2000));
+	b.ep = TAILQ_FIRST(&b.net->eps);
+	for (uint64_t i = 1; i < 50; i++) {
+		send_until_taken(&a, &b, i);
+		send_until_taken(&b, &a, i);
+	}
+	cr_assert(vp_turn(&a, &b, &b.messages, 50, 2000));
+	cr_assert(vp_turn(&a, &b, &a.messages, 50, 2000));
+	cr_assert_eq(a.failed + b.failed, 0);
+
+	/* And the one that has ended cannot be written to any more. */
+	a.ep = others[0];
+	send_until_taken(&a, &b, 50);
+	cr_assert(vp_turn(&a, &b, &a.failed, 1, 4000));
+	cr_assert_eq(b.messages, 50);
 	close_pair(&a, &b);
 }
 

@@ -15,9 +15,10 @@
  */
 
 struct kvp_lane {
-	uint32_t adds, ends;
+	unsigned adds, ends;
 	struct kvp_board *board;
 	uint64_t ended;
+	uint64_t number; /* of the last endpoint's session */
 };
 
 void kvp_lane_order(struct kvp_lane *lane, struct kvp_order *order)
@@ -27,6 +28,7 @@ void kvp_lane_order(struct kvp_lane *lane, struct kvp_order *order)
 
 		lane->adds++;
 		lane->board = add->board;
+		lane->number = add->number;
 		free(add->addr);
 	} else {
 		lane->ends++;
@@ -728,6 +730,55 @@ Test(peer, addresses_are_checked)
 	node_stop(&a);
 }
 
+/* Until the orders to end its endpoints are there; then the lane says that they have. */
+static void lane_lets_go(struct node *node, struct kvp_board *const boards[2])
+{
+	kvp_peers_stop(node->peers);
+	cr_assert(until(&node->lane.ends, 2));
+	for (unsigned i = 0; i < 2; i++) {
+		atomic_store(&boards[i]->flags, KVP_BOARD_QUIET);
+		kvp_peers_board(node->peers, boards[i]);
+	}
+}
+
+/* Both ends of a session name it to their transports, and no other session the same. */
+Test(peer, a_session_has_a_number)
+{
+	struct node a = { 0 }, b = { 0 };
+	struct kvp_peer *there, *back;
+	struct kvp_board *boards[2][2];
+	uint64_t ep = 0, first;
+
+	node_start(&a, 1, "127.0.0.1:0");
+	node_start(&b, 2, "127.0.0.1:0");
+	there = dial(&a, kvp_peers_address(b.peers));
+	cr_assert(until(&b.ups, 1));
+	cr_assert(until(&a.ups, 1));
+	cr_assert_eq(kvp_peer_endpoint(there, 0, 0, "addr", 4, &ep), 0);
+	cr_assert_eq(kvp_peer_endpoint(b.last, 0, 0, "addr", 4, &ep), 0);
+	first = a.lane.number;
+	cr_assert_neq(first, 0u);
+	cr_assert_eq(b.lane.number, first);
+	boards[0][0] = a.lane.board;
+	boards[1][0] = b.lane.board;
+
+	back = dial(&b, kvp_peers_address(a.peers));
+	cr_assert(until(&a.ups, 2));
+	cr_assert(until(&b.ups, 2));
+	cr_assert_eq(kvp_peer_endpoint(back, 0, 0, "addr", 4, &ep), 0);
+	cr_assert_eq(kvp_peer_endpoint(a.last, 0, 0, "addr", 4, &ep), 0);
+	cr_assert_neq(b.lane.number, first);
+	cr_assert_eq(a.lane.number, b.lane.number);
+	boards[0][1] = a.lane.board;
+	boards[1][1] = b.lane.board;
+
+	kvp_peer_put(there);
+	kvp_peer_put(back);
+	lane_lets_go(&a, boards[0]);
+	lane_lets_go(&b, boards[1]);
+	node_stop(&a);
+	node_stop(&b);
+}
 Test(peer, endpoints_end_with_the_session)
 {
 	struct node a = { 0 }, b = { 0 };
