@@ -32,7 +32,9 @@
 #define KVP_LANE_UNTOLD 4096u
 #define KVP_LANE_TX_BITS 12u /* of a cookie: which piece */
 #define KVP_LANE_TX_PIECES (1u << KVP_LANE_TX_BITS)
-#define KVP_LANE_LATE 256u
+/* As many wants as the endpoints of 256 peers may have out; memory that is never touched costs
+ * nothing. */
+#define KVP_LANE_LATE 16384u
 #define KVP_LANE_LOCAL_MOVES 256u
 /* A GPU lane looks at its launches that often once it has spun for nothing. */
 #define KVP_LANE_NAP_NS 20000

@@ -4,6 +4,8 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,10 +100,10 @@ static void raw_end_rx(struct hostile *raw)
 	lt_wait(&raw->lt, board, KVP_BOARD_QUIET);
 }
 
-static struct hostile *raw_make_lane(bool pack)
+static struct hostile *raw_make_with(bool pack, const struct kvp_net_ops *ops)
 {
 	const struct kvp_lane_config config = {
-		.slots = 8, .slot_bytes = SLOT, .pack = pack, .net = &kvp_net_ucx
+		.slots = 8, .slot_bytes = SLOT, .pack = pack, .net = ops
 	};
 	struct lt_shape shape = { .page = 64,
 				  .dcp_size = 1,
@@ -120,6 +122,11 @@ static struct hostile *raw_make_lane(bool pack)
 	shape.n_pages = 16;
 	lt_pool_make(&raw->dst, &raw->lt, raw->lane, &shape);
 	return raw;
+}
+
+static struct hostile *raw_make_lane(bool pack)
+{
+	return raw_make_with(pack, &kvp_net_ucx);
 }
 
 static struct hostile *raw_make(void)
@@ -318,6 +325,75 @@ Test(lane_hostile, answers_that_nobody_reads)
 	cr_assert_eq(board->status, KVP__STATUS__STATUS_LIMIT, "%s", board->text);
 	cr_assert(strstr(board->text, "4096 answers"), "%s", board->text);
 	lt_hold(raw->lane, KVP_HOLD_LANDED, false);
+	raw_end_rx(raw);
+	hostile_end(raw);
+}
+
+/* ---- a lane that has no time -------------------------------------------------------------------
+ */
+
+static atomic_bool is_busy, busy_wanted;
+
+static int busy_progress(struct kvp_net *net)
+{
+	while (atomic_load(&busy_wanted)) {
+		atomic_store(&is_busy, true);
+		(void)sched_yield();
+	}
+	return lt_net()->progress(net);
+}
+
+static bool one_stale(void *arg)
+{
+	struct hostile *raw = arg;
+
+	hostile_progress(raw);
+	return lt_status(raw->lane).stale == 1;
+}
+
+static bool lane_is_busy(void *arg)
+{
+	(void)arg;
+	return atomic_load(&is_busy);
+}
+
+static bool all_400(void *arg)
+{
+	struct hostile *raw = arg;
+
+	hostile_progress(raw);
+	return atomic_load(&raw->room.dests[0].board.pieces) == 400;
+}
+
+/* While a lane is at work, its loop may accept many legs and their senders begin: their wants come
+ * before the orders that tell of the legs, and none may be lost. */
+Test(lane_hostile, wants_before_the_orders_of_their_legs)
+{
+	const struct kvp_wire_landed landed = { kvp_wire_head(KVP_WIRE_LANDED), 1 };
+	struct kvp_net_ops ops = *lt_net();
+	struct kvp_wire_want want;
+	struct hostile *raw;
+
+	if ((&lt_gpu && lt_gpu) || lt_net()->put) /* that lane's transport is another */
+		return;
+	ops.progress = busy_progress;
+	raw = raw_make_with(true, &ops);
+	peer_send(raw, &landed, sizeof(landed), 0); /* the connection is there */
+	lt_wait_until(&raw->lt, one_stale, raw, "an answer to nothing");
+	atomic_store(&busy_wanted, true);
+	lt_order_id(raw->lane, KVP_ORDER_FENCE_END, 0, 0); /* wakes it */
+	lt_wait_until(&raw->lt, lane_is_busy, raw, "the lane to be at work");
+	raw_begin_rx(raw);
+	want = raw->want;
+	want.tokens = want.bytes = want.last = 0;
+	want.kind = KVP_WIRE_EMPTY;
+	want.pieces = 1;
+	memset(want.entry_set, 0, sizeof(want.entry_set));
+	for (want.seq = 0; want.seq < 400; want.seq++)
+		peer_send(raw, &want, sizeof(want), 0);
+	atomic_store(&busy_wanted, false);
+	lt_wait_until(&raw->lt, all_400, raw, "all chunks");
+	cr_assert_eq(lt_status(raw->lane).stale, 1);
 	raw_end_rx(raw);
 	hostile_end(raw);
 }
