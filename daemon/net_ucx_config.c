@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/log.h"
 #include "daemon/net_ucx.h"
 #include "daemon/nic.h"
 #include "proto/util.h"
@@ -96,8 +97,11 @@ static int rdma_devices(const struct kvp_net_verbs_config *verbs, char *out, siz
 	size_t used = 0;
 
 	for (int i = 0; i < n && used < out_bytes; i++) {
-		if (nics[i].down) /* UCX does without until the next start */
+		if (nics[i].down) { /* UCX looks at devices when it is started, never again */
+			kvp_log(KVP_LOG_WARNING, "ucx: %s:%u is down: left out until the next start",
+				nics[i].device, nics[i].port);
 			continue;
+		}
 		used += (size_t)snprintf(out + used, out_bytes - used, "%s%s:%u", used ? "," : "",
 					 nics[i].device, nics[i].port);
 	}
