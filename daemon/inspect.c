@@ -184,6 +184,8 @@ static void add_counters(const struct kvp_core *core, cJSON *status,
 	kvp_inspect_num(counters, "sessions_refused_policy", core->server->refused_policy);
 	kvp_inspect_num(counters, "requests", core->server->requests);
 	kvp_inspect_num(counters, "events", core->server->events);
+	kvp_inspect_num(counters, "turns_cut", core->server->turns_cut);
+	kvp_inspect_num(counters, "event_turns_cut", core->server->event_turns_cut);
 	kvp_inspect_num(counters, "bad_packets", core->server->bad_packets);
 	kvp_inspect_num(counters, "expected", rooms->expected);
 	kvp_inspect_num(counters, "opened", rooms->opened);

@@ -66,10 +66,10 @@ void kvp_inspect_limits(const struct kvp_core *core, cJSON *status,
 	const struct gauge gauges[] = {
 		{ "client.max_sessions", "daemon", server->n_sessions, config->client.max_sessions,
 		  server->refused_limit },
+		/* The rest has its turn later: nothing is refused. */
 		{ "packets of a turn", "client", server->turn_packets, KVP_SESSION_TURN_PACKETS,
-		  server->turns_cut },
-		{ "events of a turn", "client", server->turn_events, KVP_SESSION_TURN_EVENTS,
-		  server->event_turns_cut },
+		  0 },
+		{ "events of a turn", "client", server->turn_events, KVP_SESSION_TURN_EVENTS, 0 },
 		{ "peer.max_sessions", "daemon", peers, config->peer.max_sessions, refused_peers },
 		{ "limits.max_rooms", "daemon", (uint64_t)rooms->dests + rooms->sends,
 		  config->limits.max_rooms, rooms->refused_limit },
