@@ -631,7 +631,7 @@ static int start(struct kvp_daemon *daemon)
 		return r;
 	}
 	kvp_log(KVP_LOG_NOTICE, "kvpackd %s: node %s serves %s, peers %s", KVP_VERSION,
-		core->config->node.name, core->config->client.socket,
+		core->config->node.name, core->server->path,
 		kvp_peers_listening(core->peers) ? kvp_peers_address(core->peers) : "none");
 	r = kvp_notify("READY=1");
 	if (r < 0)

@@ -332,7 +332,7 @@ cJSON *kvp_inspect_status(const struct kvp_inspect *ask)
 	kvp_inspect_num(status, "pid", (uint64_t)getpid());
 	kvp_inspect_age(ask, status, "uptime_s", core->started_ns);
 	(void)cJSON_AddStringToObject(status, "config", core->config_path);
-	(void)cJSON_AddStringToObject(status, "socket", core->config->client.socket);
+	(void)cJSON_AddStringToObject(status, "socket", core->server->path);
 	(void)cJSON_AddStringToObject(status, "address", kvp_peers_address(core->peers));
 	(void)cJSON_AddBoolToObject(status, "stopping", core->stopping);
 	add_drain(ask, status);

@@ -55,6 +55,7 @@ static int KVP_PRINTF(3, 4) fail(const struct opening *open, int error, const ch
 static int check_activated(const struct opening *open, int fd)
 {
 	int type = 0, domain = 0, listening = 0;
+	struct sockaddr_un addr = { 0 };
 	socklen_t len = sizeof(int);
 
 	(void)getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len);
@@ -67,6 +68,10 @@ static int check_activated(const struct opening *open, int fd)
 			    fd);
 	if (fcntl(fd, F_SETFD, FD_CLOEXEC) < 0 || fcntl(fd, F_SETFL, O_NONBLOCK) < 0)
 		return fail(open, errno, "LISTEN_FDS: fcntl: %s", strerror(errno));
+	len = sizeof(addr) - 1; /* a path of full length has no end of its own */
+	if (getsockname(fd, (struct sockaddr *)&addr, &len) == 0 && addr.sun_path[0])
+		(void)snprintf(open->server->path, sizeof(open->server->path), "%s",
+			       addr.sun_path); /* fits */
 	return fd;
 }
 

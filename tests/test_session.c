@@ -774,6 +774,7 @@ Test(session, takes_a_socket_from_its_manager_and_tells_when_ready)
 	struct sockaddr_un addr = { .sun_family = AF_UNIX };
 	char notify[100], text[64] = "", program[4096], pid_text[16];
 	int listener, manager, fd;
+	cJSON *status;
 	ssize_t n;
 
 	support_daemon_prepare(&daemon, NULL);
@@ -806,6 +807,10 @@ Test(session, takes_a_socket_from_its_manager_and_tells_when_ready)
 	cr_assert_str_eq(text, "READY=1");
 	close(listener);
 	fd = support_hello(&daemon, "activated");
+	status = support_inspect(fd, "status", "");
+	cr_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(status, "socket")), daemon.socket,
+			 "not the one of the configuration");
+	cJSON_Delete(status);
 	close(fd);
 	cr_assert_eq(support_daemon_stop(&daemon), 0);
 	memset(text, 0, sizeof(text));
