@@ -136,6 +136,8 @@ static const struct kvp_config_key keys[] = {
 	DUR(client, stall, DURATION, 100 * MS, HOUR, "10s",
 	    "a client that reads nothing for so long is dropped"),
 	NUM(client, max_sessions, COUNT, 1, 65536, "256", "connections of clients"),
+	NUM(client, max_process_sessions, COUNT, 1, 65536, "64",
+	    "of these, connections of one process"),
 
 	STR(peer, listen, 0, "", "address:port for other daemons, port 0: any; empty: no peers"),
 	CHOICE(peer, plaintext, trust_choices, "loopback",
@@ -787,15 +789,30 @@ static void read_section(struct reader *reader, const char *section)
 	}
 	/* UINT32_MAX: as in [limits], which may follow. */
 	config->policies[config->n_policies++] = (struct kvp_policy){
-		.is_gid = is_gid, .id = id, .max_rooms = UINT32_MAX, .max_pools = UINT32_MAX
+		.is_gid = is_gid,
+		.id = id,
+		.max_sessions = UINT32_MAX,
+		.max_rooms = UINT32_MAX,
+		.max_pools = UINT32_MAX,
 	};
+}
+
+/* NULL: no key of that name. */
+static uint32_t *policy_max(struct kvp_policy *policy, const char *name)
+{
+	if (strcmp(name, "max_sessions") == 0)
+		return &policy->max_sessions;
+	if (strcmp(name, "max_rooms") == 0)
+		return &policy->max_rooms;
+	return strcmp(name, "max_pools") == 0 ? &policy->max_pools : NULL;
 }
 
 static void set_policy(struct reader *reader, struct kvp_policy *policy, const char *section,
 		       const char *name, const char *text)
 {
-	const struct kvp_config_key *limit = key_find("limits", name);
-	bool rooms = strcmp(name, "max_rooms") == 0;
+	bool sessions = strcmp(name, "max_sessions") == 0;
+	const struct kvp_config_key *limit = key_find(sessions ? "client" : "limits", name);
+	uint32_t *max = policy_max(policy, name);
 	uint64_t value;
 
 	if (strcmp(name, "admin") == 0) {
@@ -803,16 +820,17 @@ static void set_policy(struct reader *reader, struct kvp_policy *policy, const c
 			reader_fail(reader, "%s.admin = \"%s\": allowed: yes, no", section, text);
 		else
 			policy->admin = value;
-	} else if (rooms || strcmp(name, "max_pools") == 0) {
+	} else if (max) {
 		if (parse_number(text, size_units, &value) < 0 || value > limit->max)
 			reader_fail(reader, "%s.%s = \"%s\": allowed: 0 to %" PRIu64, section, name,
 				    text, limit->max);
-		else if (*(rooms ? &policy->max_rooms : &policy->max_pools) != UINT32_MAX)
+		else if (*max != UINT32_MAX)
 			reader_fail(reader, "%s.%s: given twice", section, name);
 		else
-			*(rooms ? &policy->max_rooms : &policy->max_pools) = (uint32_t)value;
+			*max = (uint32_t)value;
 	} else {
-		reader_fail(reader, "%s.%s: unknown key; known: max_rooms, max_pools, admin",
+		reader_fail(reader,
+			    "%s.%s: unknown key; known: max_sessions, max_rooms, max_pools, admin",
 			    section, name);
 	}
 }
@@ -926,6 +944,7 @@ static void resolve(struct kvp_config *config)
 	for (uint32_t i = 0; i < config->n_policies; i++) {
 		struct kvp_policy *policy = &config->policies[i];
 
+		policy->max_sessions = KVP_MIN(policy->max_sessions, config->client.max_sessions);
 		policy->max_rooms = KVP_MIN(policy->max_rooms, config->limits.max_rooms);
 		policy->max_pools = KVP_MIN(policy->max_pools, config->limits.max_pools);
 	}
@@ -1116,6 +1135,7 @@ int kvp_config_policy(const struct kvp_config *config, uint32_t uid, uint32_t gi
 	*policy = (struct kvp_policy){
 		.id = uid,
 		.admin = own,
+		.max_sessions = config->client.max_sessions,
 		.max_rooms = config->limits.max_rooms,
 		.max_pools = config->limits.max_pools,
 	};
@@ -1184,9 +1204,11 @@ void kvp_config_print(const struct kvp_config *config, FILE *out)
 	for (uint32_t i = 0; i < config->n_policies; i++) {
 		const struct kvp_policy *policy = &config->policies[i];
 
-		(void)fprintf(out, "\n[%s.%u]\nmax_rooms = %u\nmax_pools = %u\nadmin = %s\n",
-			      policy->is_gid ? "gid" : "uid", policy->id, policy->max_rooms,
-			      policy->max_pools, policy->admin ? "yes" : "no");
+		(void)fprintf(out,
+			      "\n[%s.%u]\nmax_sessions = %u\nmax_rooms = %u\nmax_pools = %u\n"
+			      "admin = %s\n",
+			      policy->is_gid ? "gid" : "uid", policy->id, policy->max_sessions,
+			      policy->max_rooms, policy->max_pools, policy->admin ? "yes" : "no");
 	}
 	for (uint32_t i = 0; i < config->n_gpu_nics; i++)
 		(void)fprintf(out, "\n[gpu.%s]\nnics = %s\n", config->gpu_nics[i].gpu,

@@ -97,6 +97,7 @@ struct kvp_policy {
 	bool is_gid;
 	bool admin; /* may list what belongs to others */
 	uint32_t id;
+	uint32_t max_sessions;
 	uint32_t max_rooms; /* at the same time, all sessions of the user together */
 	uint32_t max_pools;
 };
@@ -120,7 +121,7 @@ struct kvp_config {
 		uint32_t mode;                  /* permission bits */
 		char group[KVP_CONFIG_STR_MAX]; /* "": left alone */
 		uint64_t stall_ns;
-		uint32_t max_sessions;
+		uint32_t max_sessions, max_process_sessions;
 	} client;
 	struct {
 		char listen[KVP_CONFIG_STR_MAX]; /* "": no peers */

@@ -132,7 +132,8 @@ static void add_slow_paths(const struct kvp_inspect *ask, cJSON *status,
 		{ "accept_pauses", core->server->accept_pauses,
 		  "no file descriptor for a new client: raise LimitNOFILE" },
 		{ "rests", core->server->rests,
-		  "times that a client was not read for a moment: it takes more than half of the "
+		  "times that a client's process was not read for a moment: it takes more than "
+		  "half of the "
 		  "loop's time" },
 		{ "stalls", core->server->stalls,
 		  "clients ended that did not read (client.stall)" },
@@ -182,6 +183,7 @@ static void add_counters(const struct kvp_core *core, cJSON *status,
 		failed += rooms->failed_by_status[i];
 	kvp_inspect_num(counters, "sessions_accepted", core->server->accepted);
 	kvp_inspect_num(counters, "sessions_refused_policy", core->server->refused_policy);
+	kvp_inspect_num(counters, "sessions_refused_user", core->server->refused_user);
 	kvp_inspect_num(counters, "requests", core->server->requests);
 	kvp_inspect_num(counters, "events", core->server->events);
 	kvp_inspect_num(counters, "turns_cut", core->server->turns_cut);
@@ -659,6 +661,7 @@ static cJSON *client_object(const struct kvp_inspect *ask, const struct kvp_sess
 	kvp_inspect_num(client, "pid", session->pid);
 	kvp_inspect_num(client, "gid", session->gid);
 	(void)cJSON_AddBoolToObject(client, "admin", session->admin);
+	kvp_inspect_num(client, "max_sessions", session->policy.max_sessions);
 	kvp_inspect_num(client, "max_rooms", session->policy.max_rooms);
 	kvp_inspect_num(client, "max_pools", session->policy.max_pools);
 	kvp_inspect_num(client, "fences", session->n_fences);

@@ -40,6 +40,16 @@ static uint32_t largest_pool(const struct kvp_pools *pools)
 	return n;
 }
 
+static uint32_t most_of_process(const struct kvp_server *server)
+{
+	const struct kvp_process *process;
+	uint32_t n = 0;
+
+	DL_FOREACH (server->processes, process)
+		n = KVP_MAX(n, process->n_sessions);
+	return n;
+}
+
 static void lists_most(const struct kvp_server *server, uint32_t *lists, uint32_t *pages)
 {
 	const struct kvp_session *session;
@@ -66,8 +76,10 @@ void kvp_inspect_limits(const struct kvp_core *core, cJSON *status,
 	const struct gauge gauges[] = {
 		{ "client.max_sessions", "daemon", server->n_sessions, config->client.max_sessions,
 		  server->refused_limit },
+		{ "client.max_process_sessions", "process", most_of_process(server),
+		  config->client.max_process_sessions, server->refused_process },
 		/* The rest has its turn later: nothing is refused. */
-		{ "packets of a turn", "client", server->turn_packets, KVP_SESSION_TURN_PACKETS,
+		{ "packets of a turn", "process", server->turn_packets, KVP_SESSION_TURN_PACKETS,
 		  0 },
 		{ "events of a turn", "client", server->turn_events, KVP_SESSION_TURN_EVENTS, 0 },
 		{ "peer.max_sessions", "daemon", peers, config->peer.max_sessions, refused_peers },

@@ -230,6 +230,7 @@ static void pause_accept(struct kvp_server *server, int error)
 static void begin_session(struct kvp_server *server, int fd)
 {
 	const uint32_t max = server->core->config->client.max_sessions;
+	uint64_t from_ns = kvp_core_now_ns();
 	Kvp__Status refusal = KVP__STATUS__STATUS_OK;
 	char text[KVP_POOL_ERR] = "";
 	struct kvp_session *session;
@@ -246,10 +247,14 @@ static void begin_session(struct kvp_server *server, int fd)
 	if (!session)
 		return;
 	server->accepted++;
-	if (session->refusal == KVP__STATUS__STATUS_OK)
+	if (session->refusal == KVP__STATUS__STATUS_OK) {
 		server->n_sessions++;
-	else
+		session->process->n_sessions++;
+	} else {
 		server->n_refused++;
+	}
+	if (kvp_process_account(session->process, from_ns, kvp_core_now_ns() - from_ns))
+		kvp_server_rest(server, session->process);
 	DL_APPEND(server->sessions, session);
 	if (server->n_refused > KVP_SERVER_REFUSED_MAX)
 		kvp_session_end(session, "no room even to be told why it is refused");
@@ -305,6 +310,7 @@ static void on_prepare(uv_prepare_t *handle)
 	struct kvp_server *server = handle->data;
 	struct kvp_session *session = server->touched;
 
+	server->turn++;
 	server->touched = NULL;
 	server->flushing = session;
 	while ((session = take_flushing(server)))
@@ -327,17 +333,19 @@ static void on_rested(uv_timer_t *timer)
 {
 	struct kvp_server *server = timer->data;
 	struct kvp_session *session;
+	struct kvp_process *process;
 
 	DL_FOREACH (server->sessions, session) {
-		if (session->resting)
+		if (session->process->resting)
 			kvp_server_touch(server, session);
-		session->resting = false;
 	}
+	DL_FOREACH (server->processes, process)
+		process->resting = false;
 }
 
-void kvp_server_rest(struct kvp_server *server, struct kvp_session *session)
+void kvp_server_rest(struct kvp_server *server, struct kvp_process *process)
 {
-	session->resting = true;
+	process->resting = true;
 	server->rests++;
 	if (!uv_is_active((uv_handle_t *)&server->rest))
 		(void)uv_timer_start(&server->rest, on_rested, REST_MS, 0); /* as above */
@@ -491,6 +499,7 @@ void kvp_server_destroy(struct kvp_server *server)
 		return;
 	assert(kvp_server_idle(server) && server->fd < 0);
 	kvp_settle_clear(server);
+	kvp_process_clear(&server->processes);
 	free(server);
 }
 
@@ -500,10 +509,12 @@ void kvp_server_forget(struct kvp_server *server, struct kvp_session *session)
 	if (session->touched)
 		LL_DELETE2(server->touched, session, touched_next);
 	DL_DELETE(server->sessions, session);
-	if (session->refusal == KVP__STATUS__STATUS_OK)
+	if (session->refusal == KVP__STATUS__STATUS_OK) {
 		server->n_sessions--;
-	else
+		session->process->n_sessions--;
+	} else {
 		server->n_refused--;
+	}
 	kvp_settle_check(server);
 }
 
@@ -513,6 +524,16 @@ struct kvp_session *kvp_server_session(const struct kvp_server *server, uint64_t
 
 	DL_SEARCH_SCALAR(server->sessions, session, owner.id, id);
 	return session;
+}
+
+uint32_t kvp_server_sessions_of(const struct kvp_server *server, uint32_t uid)
+{
+	const struct kvp_process *process;
+	uint32_t n = 0;
+
+	DL_FOREACH (server->processes, process)
+		n += process->uid == uid ? process->n_sessions : 0;
+	return n;
 }
 
 uint32_t kvp_server_rooms_of(const struct kvp_server *server, uint32_t uid)

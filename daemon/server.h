@@ -42,16 +42,19 @@ struct kvp_server {
 	uv_timer_t rest;             /* runs while sessions rest */
 	uint32_t n_handles;          /* not yet closed */
 	struct kvp_server_job *jobs; /* owned (utlist) */
-	struct kvp_session *sessions; /* utlist */
-	struct kvp_session *touched;  /* have something to write; chained by touched_next */
-	struct kvp_session *flushing; /* those of this turn, while it goes through them */
-	struct kvp_settle *settles;   /* owned (utlist) */
-	uint32_t n_sessions;          /* admitted ones */
-	uint32_t n_refused;           /* being told that there are too many */
+	struct kvp_session *sessions;  /* utlist */
+	struct kvp_session *touched;   /* have something to write; chained by touched_next */
+	struct kvp_session *flushing;  /* those of this turn, while it goes through them */
+	struct kvp_process *processes; /* owned (utlist) */
+	uint64_t turn;                 /* of the loop */
+	struct kvp_settle *settles;    /* owned (utlist) */
+	uint32_t n_sessions;           /* admitted ones */
+	uint32_t n_refused;            /* being told that there are too many */
 	uint64_t last_id;
 	/* gauges and counters */
 	uint64_t accepted, refused_limit, refused_policy, accept_pauses, bad_packets, stalls,
-		requests, events, refused_lists, refused_pages, rests, turns_cut, event_turns_cut;
+		requests, events, refused_lists, refused_pages, rests, turns_cut, event_turns_cut,
+		refused_process, refused_user;
 	uint32_t turn_packets, turn_events; /* the most that one session had in a turn */
 	struct kvp_turns client_turns, accept_turns, job_turns;
 	uint8_t buffer[KVP_LIMIT_PACKET]; /* of the packet that is being read */
@@ -67,8 +70,8 @@ void kvp_server_end_sessions(struct kvp_server *server, const char *why);
 bool kvp_server_idle(const struct kvp_server *server);
 void kvp_server_destroy(struct kvp_server *server);
 
-/* The session is not read for a moment. */
-void kvp_server_rest(struct kvp_server *server, struct kvp_session *session);
+/* The process's sessions are not read for a moment. */
+void kvp_server_rest(struct kvp_server *server, struct kvp_process *process);
 /* Takes it over. */
 void kvp_server_defer(struct kvp_server *server, struct kvp_server_job *job);
 /* The session has something to write. */
@@ -77,6 +80,7 @@ void kvp_server_touch(struct kvp_server *server, struct kvp_session *session);
 void kvp_server_forget(struct kvp_server *server, struct kvp_session *session);
 /* NULL: gone. */
 struct kvp_session *kvp_server_session(const struct kvp_server *server, uint64_t id);
-/* Live rooms, and pools, of all sessions of a user. */
+/* Admitted sessions of a user, and live rooms and pools of all of them. */
+uint32_t kvp_server_sessions_of(const struct kvp_server *server, uint32_t uid);
 uint32_t kvp_server_rooms_of(const struct kvp_server *server, uint32_t uid);
 uint32_t kvp_server_pools_of(const struct kvp_server *server, uint32_t uid);

@@ -24,12 +24,6 @@
 #define SO_PEERPIDFD 77
 #endif
 
-/* Of the loop's time a session may have half in the long run, and so much at once. One that always
- * has more to ask would otherwise keep the loop's thread running, and the scheduler would let such
- * a thread wait when somebody else's request comes. */
-#define SHARE_NS 2000000
-#define TURN_NS 500000 /* of that, a turn at most */
-
 static struct kvp_log_limit log_sessions = KVP_LOG_LIMIT(50, 10);
 
 /* ---- end */
@@ -42,6 +36,7 @@ static void on_closed(uv_handle_t *handle)
 	if (--session->n_handles > 0)
 		return;
 	kvp_server_forget(session->core->server, session);
+	kvp_process_put(session->process);
 	/* Only now: libuv has let go of the descriptors. */
 	(void)close(session->fd);
 	if (session->pidfd >= 0)
@@ -163,7 +158,8 @@ static void on_stall(uv_timer_t *timer)
 static bool wants_input(const struct kvp_session *session)
 {
 	return session->n_replies + session->n_pending < KVP_SESSION_BACKLOG &&
-	       !session->end_after_flush && !session->looking && !session->resting;
+	       !session->end_after_flush && !session->looking &&
+	       (!session->process->resting || session->hung_up);
 }
 
 static void on_socket(uv_poll_t *handle, int status, int events);
@@ -207,40 +203,36 @@ static bool read_one(struct kvp_session *session)
 	return session->state != KVP_SESSION_ENDING;
 }
 
-/* The packets that one session may have handled before the others get their turn; none is begun
- * when those before took long. What is left makes the loop come back at once. */
+/* One packet at least, or the other connections of its process could keep it from ever being read;
+ * further ones as long as the process has not had its turn. What is left makes the loop come back
+ * at once. */
 static void read_some(struct kvp_session *session, uint64_t from_ns)
 {
 	struct kvp_server *server = session->core->server;
+	struct kvp_process *process = session->process;
 	uint32_t n = 0;
 
+	kvp_process_turn(process, server->turn);
 	while (wants_input(session) && session->state != KVP_SESSION_ENDING) {
-		if (n == KVP_SESSION_TURN_PACKETS ||
-		    (n > 0 && kvp_core_now_ns() - from_ns > KVP_SESSION_TURN_NS)) {
+		if (n > 0 && !kvp_process_may_read(process, kvp_core_now_ns() - from_ns)) {
 			server->turns_cut++;
 			break;
 		}
 		if (!read_one(session))
 			break;
 		n++;
+		process->turn_packets++;
 	}
 	server->turn_packets = KVP_MAX(server->turn_packets, n);
 }
 
-/* What it has had of the loop since `from_ns` counts, what has passed before is half forgotten. A
- * turn that takes longer was not the loop's: others had the processor, which is no session's fault.
- */
 static void account(struct kvp_session *session, uint64_t from_ns)
 {
-	uint64_t forgotten = (from_ns - session->read_ns) / 2;
 	uint64_t took = kvp_core_now_ns() - from_ns;
 
 	kvp_turns_count(&session->core->server->client_turns, took);
-	session->taken_ns -= KVP_MIN(session->taken_ns, forgotten);
-	session->taken_ns += KVP_MIN(took, (uint64_t)TURN_NS);
-	session->read_ns = from_ns;
-	if (session->taken_ns > SHARE_NS)
-		kvp_server_rest(session->core->server, session);
+	if (kvp_process_account(session->process, from_ns, took))
+		kvp_server_rest(session->core->server, session->process);
 }
 
 static void on_socket(uv_poll_t *handle, int status, int events)
@@ -251,15 +243,14 @@ static void on_socket(uv_poll_t *handle, int status, int events)
 
 	if (events & UV_WRITABLE)
 		kvp_session_flush(session);
-	if (hung_up && session->resting) {
-		session->resting = false; /* what it has sent is read */
-		events |= UV_READABLE;    /* was not asked for */
+	if (hung_up && !session->hung_up && session->process->resting) {
+		events |= UV_READABLE; /* was not asked for */
 	}
+	session->hung_up |= hung_up;
 	read_some(session, from_ns);
+	account(session, from_ns); /* its end too */
 	if (session->state == KVP_SESSION_ENDING)
 		return;
-	if (!hung_up)
-		account(session, from_ns);
 	/* What it sent before it closed has been read, or can never be answered. */
 	if (hung_up && (!wants_input(session) || !(events & UV_READABLE))) {
 		kvp_session_end(session, "it closed the connection");
@@ -323,6 +314,31 @@ static int open_pidfd(int fd, uint32_t pid)
 	return (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
 }
 
+/* Neither a process nor a user has all of client.max_sessions. */
+static void admit_one_more(struct kvp_session *session)
+{
+	const struct kvp_config *config = session->core->config;
+	struct kvp_server *server = session->core->server;
+	uint32_t n = kvp_server_sessions_of(server, session->owner.uid);
+
+	if (session->process->n_sessions >= config->client.max_process_sessions) {
+		server->refused_process++;
+		session->refusal = KVP__STATUS__STATUS_LIMIT;
+		(void)snprintf(session->refusal_text, sizeof(session->refusal_text),
+			       "process %u has %u connections, at most %u "
+			       "(client.max_process_sessions)",
+			       session->pid, session->process->n_sessions,
+			       config->client.max_process_sessions);
+	} else if (n >= session->policy.max_sessions) {
+		server->refused_user++;
+		session->refusal = KVP__STATUS__STATUS_LIMIT;
+		(void)snprintf(session->refusal_text, sizeof(session->refusal_text),
+			       "uid %u has %u connections, at most %u: max_sessions of [uid.N], "
+			       "[gid.N] or [client]",
+			       session->owner.uid, n, session->policy.max_sessions);
+	}
+}
+
 static void admit(struct kvp_session *session)
 {
 	const struct kvp_config *config = session->core->config;
@@ -332,6 +348,7 @@ static void admit(struct kvp_session *session)
 	if (kvp_config_policy(config, session->owner.uid, session->gid, &session->policy) == 0) {
 		session->admin = session->policy.admin || session->owner.uid == 0 ||
 				 session->owner.uid == geteuid();
+		admit_one_more(session);
 		return;
 	}
 	session->core->server->refused_policy++;
@@ -394,12 +411,18 @@ struct kvp_session *kvp_session_create(struct kvp_core *core, int fd, uint64_t i
 	session->owner.id = id;
 	session->owner.uid = cred.uid;
 	session->owner.changed = on_changed;
-	session->created_ns = session->read_ns = kvp_core_now_ns();
+	session->created_ns = kvp_core_now_ns();
 	session->refusal = refusal;
 	(void)snprintf(session->refusal_text, sizeof(session->refusal_text), "%s", refusal_text);
-	admit(session);
-	if (start_handles(session) < 0)
+	session->process = kvp_process_get(&core->server->processes, session->pid,
+					   session->owner.uid, session->created_ns);
+	if (!session->process)
 		return NULL;
+	admit(session);
+	if (start_handles(session) < 0) {
+		kvp_process_put(session->process);
+		return NULL;
+	}
 	(void)KVP_TAKE_FD(owned); /* the session's now */
 	(void)KVP_TAKE_FD(pidfd);
 	return KVP_TAKE(session);

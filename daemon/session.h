@@ -18,11 +18,12 @@
 
 #include "daemon/core.h"
 #include "daemon/lists.h"
+#include "daemon/process.h"
 #include "proto/kvpack.pb-c.h"
 
 /* Replies that wait for room in the socket or for a lane: with so many the session is not read. */
 #define KVP_SESSION_BACKLOG 64u
-/* Packets of one session, and events to it, before the others get their turn. */
+/* Packets of the sessions of one process, and events to it, before the others get their turn. */
 #define KVP_SESSION_TURN_PACKETS 8u
 #define KVP_SESSION_TURN_EVENTS 32u
 /* After so long no more packet is read in a turn either: some cost more than others. */
@@ -39,18 +40,20 @@ struct kvp_session {
 	struct kvp_room_owner owner; /* id, uid and name of the session */
 	struct kvp_core *core;       /* borrowed */
 	enum kvp_session_state state;
-	int fd;             /* owned */
-	int pidfd;          /* owned; -1: the kernel does not say */
-	uv_poll_t io;       /* the socket */
-	uv_poll_t death;    /* the pidfd */
-	uv_timer_t stall;   /* runs while not greeted, and while the socket is full */
-	uint32_t n_handles; /* not yet closed */
-	int events;         /* what `io` polls for */
-	uint32_t gid, pid;  /* as the kernel says; pid 0: not visible from here */
+	int fd;                      /* owned */
+	int pidfd;                   /* owned; -1: the kernel does not say */
+	struct kvp_process *process; /* whose it is; counted */
+	uv_poll_t io;                /* the socket */
+	uv_poll_t death;             /* the pidfd */
+	uv_timer_t stall;            /* runs while not greeted, and while the socket is full */
+	uint32_t n_handles;          /* not yet closed */
+	int events;                  /* what `io` polls for */
+	uint32_t gid, pid;           /* as the kernel says; pid 0: not visible from here */
 	bool admin;
 	bool engine;          /* it has had a pool */
 	bool end_after_flush; /* refused: ends when the reply is out */
 	bool full;            /* the socket took no more */
+	bool hung_up;         /* the client has: what it sent is read, also while it rests */
 	bool touched;         /* in the server's list of sessions to flush */
 	uint64_t full_since_ns, created_ns;
 	struct kvp_policy policy;
@@ -70,8 +73,6 @@ struct kvp_session {
 	bool looking; /* a display is being made for it, and until then nothing else is read */
 	uint32_t bad_in_row;
 	uint64_t n_requests, n_bad, n_events;
-	bool resting;               /* not read for a moment: it takes more than its share */
-	uint64_t taken_ns, read_ns; /* of the loop, as far as it still counts; last counted */
 
 	struct kvp_session *prev, *next; /* the server's (utlist) */
 	struct kvp_session *touched_next;

@@ -19,7 +19,7 @@ pool pool_guest fence
 peer*
 room*
 core
-session* server inspect* turns
+session* server inspect* turns process
 daemon
 main
 "

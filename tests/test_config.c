@@ -141,7 +141,7 @@ Test(config, refusals_name_line_key_value_and_range)
 		{ "[uid.1]\nmax_rooms = 2M\n", "uid.1.max_rooms = \"2M\": allowed: 0 to 1048576" },
 		{ "[uid.1]\nadmin = 1\n", "allowed: yes, no" },
 		{ "[uid.1]\nrooms = 1\n",
-		  "uid.1.rooms: unknown key; known: max_rooms, max_pools, admin" },
+		  "uid.1.rooms: unknown key; known: max_sessions, max_rooms, max_pools, admin" },
 		{ "[peer]\nheartbeat = 3s\n", "peer.lost_after must be at least twice" },
 		{ "[peer]\nretry_max = 50ms\n", "peer.retry_max must not be below" },
 		{ "[ucx]\nport_lo = 1000\n", "both be given" },
@@ -224,12 +224,15 @@ Test(config, policies)
 	struct kvp_policy policy = { .id = 99 };
 
 	cr_assert_eq(read_text("[uid.1000]\nmax_rooms = 10\nadmin = yes\n[gid.50]\nmax_pools = 2\n"
+			       "max_sessions = 3\n"
 			       "[limits]\nmax_rooms = 500\n"),
 		     0, "%s", err);
 	cr_assert_eq(kvp_config_policy(&config, 1000, 50, &policy), 0);
 	cr_assert(policy.admin && policy.max_rooms == 10 && policy.max_pools == 1024);
+	cr_assert_eq(policy.max_sessions, 256u);
 	cr_assert_eq(kvp_config_policy(&config, 1001, 50, &policy), 0);
 	cr_assert(!policy.admin && policy.max_rooms == 500 && policy.max_pools == 2);
+	cr_assert_eq(policy.max_sessions, 3u);
 	cr_assert_eq(kvp_config_policy(&config, 1001, 51, &policy), -EACCES);
 	cr_assert_eq(kvp_config_policy(&config, 0, 0, &policy), 0);
 	cr_assert(policy.admin && policy.max_rooms == 500);

@@ -667,6 +667,61 @@ Test(session, a_user_has_limits_over_all_its_sessions)
 	support_daemon_end(&daemon);
 }
 
+Test(session, a_process_has_part_of_the_connections)
+{
+	struct support_daemon daemon;
+	struct support_reply reply;
+	int fds[2], more, status;
+	pid_t pid;
+
+	support_daemon_start(&daemon, "[client]\nmax_sessions = 8\nmax_process_sessions = 2");
+	for (int i = 0; i < 2; i++)
+		fds[i] = support_hello(&daemon, "one of two");
+	more = support_connect(&daemon);
+	reply = call_hello(more, KVP_PROTO_VERSION_MIN, KVP_PROTO_VERSION_MAX);
+	cr_assert_eq(reply.status, KVP__STATUS__STATUS_LIMIT);
+	cr_assert(strstr(reply.text, "has 2 connections, at most 2") &&
+			  strstr(reply.text, "client.max_process_sessions"),
+		  "%s", reply.text);
+	cr_assert(support_closed(more, 5000));
+	close(more);
+	pid = fork();
+	cr_assert_geq(pid, 0);
+	if (pid == 0) {
+		(void)support_hello(&daemon, "another process");
+		_exit(7);
+	}
+	cr_assert_eq(waitpid(pid, &status, 0), pid);
+	cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+	for (int i = 0; i < 2; i++)
+		close(fds[i]);
+	support_daemon_end(&daemon);
+}
+
+Test(session, a_user_has_part_of_the_connections)
+{
+	struct support_daemon daemon;
+	struct support_reply reply;
+	char extra[128];
+	int fds[3], more;
+
+	snprintf(extra, sizeof(extra), "[uid.%u]\nmax_sessions = 3\nadmin = yes", geteuid());
+	support_daemon_start(&daemon, extra);
+	for (int i = 0; i < 3; i++)
+		fds[i] = support_hello(&daemon, "one of three");
+	more = support_connect(&daemon);
+	reply = call_hello(more, KVP_PROTO_VERSION_MIN, KVP_PROTO_VERSION_MAX);
+	cr_assert_eq(reply.status, KVP__STATUS__STATUS_LIMIT);
+	cr_assert(strstr(reply.text, "has 3 connections, at most 3") &&
+			  strstr(reply.text, "max_sessions of [uid.N]"),
+		  "%s", reply.text);
+	cr_assert(support_closed(more, 5000));
+	close(more);
+	for (int i = 0; i < 3; i++)
+		close(fds[i]);
+	support_daemon_end(&daemon);
+}
+
 Test(session, stop_tells_the_clients, .init = setup)
 {
 	int fd = support_hello(&daemon_, "engine"), mem = support_memfd(1 << 20);

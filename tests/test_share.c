@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <criterion/criterion.h>
@@ -68,12 +71,11 @@ static unsigned replies(int fd)
 	return n;
 }
 
-static int greet(void)
+static int greet_on(int fd)
 {
 	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
 	Kvp__Hello body = KVP__HELLO__INIT;
 	uint64_t until = uv_hrtime() + UINT64_C(20000000000);
-	int fd = core_connect(&rig);
 
 	cr_assert_geq(fd, 0);
 	body.version_min = body.version_max = KVP_PROTO_VERSION_MAX;
@@ -89,6 +91,41 @@ static int greet(void)
 	}
 	cr_assert_eq(rig.core.server->sessions->prev->state, KVP_SESSION_UP);
 	return fd;
+}
+
+static int greet(void)
+{
+	return greet_on(core_connect(&rig));
+}
+
+/* As a process of its own, which lives until it is killed: the kernel tells who has connected. */
+static int greet_as_other(pid_t *pid)
+{
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	int done[2];
+	char byte;
+
+	cr_assert(fd >= 0 && pipe(done) == 0);
+	(void)snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", rig.config.client.socket);
+	*pid = fork();
+	cr_assert_geq(*pid, 0);
+	if (*pid == 0) {
+		if (connect(fd, (const struct sockaddr *)&addr, sizeof(addr)) == 0)
+			(void)!write(done[1], "1", 1); /* the test fails without it */
+		for (;;)
+			(void)pause();
+	}
+	cr_assert_eq(read(done[0], &byte, 1), 1);
+	(void)close(done[0]);
+	(void)close(done[1]);
+	return greet_on(fd);
+}
+
+static void end_other(pid_t pid)
+{
+	(void)kill(pid, SIGKILL);
+	(void)waitpid(pid, NULL, 0);
 }
 
 /* ---- tests ---------------------------------------------------------------------------------- */
@@ -123,10 +160,10 @@ static void has_taken_much(struct kvp_session *session)
 {
 	uint64_t until = uv_hrtime() + UINT64_C(30000000000);
 
-	while (!session->resting) {
+	while (!session->process->resting) {
 		cr_assert_lt(uv_hrtime(), until, "it never rests");
-		session->taken_ns = 10000000;
-		session->read_ns = kvp_core_now_ns();
+		session->process->taken_ns = 10000000;
+		session->process->read_ns = kvp_core_now_ns();
 		core_turn(&rig, false);
 	}
 }
@@ -134,7 +171,8 @@ static void has_taken_much(struct kvp_session *session)
 /* It is not read while it rests, others are, and nothing that it asks is lost. */
 Test(share, who_takes_all_rests, .init = setup, .fini = teardown)
 {
-	int loud = greet(), quiet = greet();
+	pid_t pid;
+	int loud = greet(), quiet = greet_as_other(&pid);
 	struct kvp_session *session = rig.core.server->sessions;
 	uint64_t until = uv_hrtime() + UINT64_C(30000000000);
 	unsigned sent = 0, done = 0;
@@ -156,6 +194,54 @@ Test(share, who_takes_all_rests, .init = setup, .fini = teardown)
 	}
 	close(loud);
 	close(quiet);
+	end_other(pid);
+}
+
+/* Connections of one process have a turn together, and each something of it. */
+Test(share, more_connections_get_no_more, .init = setup, .fini = teardown)
+{
+	int fds[4];
+	unsigned n = 0;
+
+	for (int i = 0; i < 4; i++)
+		fds[i] = greet();
+	for (int i = 0; i < 4; i++)
+		for (unsigned k = 0; k < 2 * PER_TURN; k++)
+			cr_assert(send_abort(fds[i]));
+	core_turn(&rig, false);
+	for (int i = 0; i < 4; i++) {
+		unsigned had = replies(fds[i]);
+
+		cr_assert_gt(had, 0u);
+		n += had;
+	}
+	cr_assert_leq(n, PER_TURN + 3);
+	for (int i = 0; i < 4; i++)
+		close(fds[i]);
+}
+
+/* Nor does whoever connects again and again: what it has had is remembered. */
+Test(share, a_new_connection_rests_too, .init = setup, .fini = teardown)
+{
+	int fd = greet();
+	struct kvp_process *process = rig.core.server->sessions->process;
+	uint64_t until = uv_hrtime() + UINT64_C(20000000000), rests;
+
+	process->taken_ns = UINT64_C(3600000000000); /* an hour */
+	close(fd);
+	while (rig.core.server->sessions) {
+		cr_assert_lt(uv_hrtime(), until);
+		core_turn(&rig, true);
+	}
+	rests = rig.core.server->rests;
+	fd = core_connect(&rig);
+	while (!rig.core.server->sessions) {
+		cr_assert_lt(uv_hrtime(), until);
+		core_turn(&rig, true);
+	}
+	cr_assert_eq(rig.core.server->sessions->process, process);
+	cr_assert_gt(rig.core.server->rests, rests);
+	close(fd);
 }
 
 /* What was sent before the end is read, also while its sender rests: the last is answered before
