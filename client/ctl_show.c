@@ -8,7 +8,7 @@
 #include "client/ctl_table.h"
 #include "proto/util.h"
 
-#define STUCK_MS 5000.0 /* a lane with work and without a turn for so long fails its rooms */
+#define STUCK_MS 5000.0 /* in a foreign call; of older daemons: with work and without a turn */
 
 #define TABLE(columns, rows, empty) ctl_table_print(columns, KVP_ARRAY_SIZE(columns), rows, empty)
 
@@ -25,8 +25,11 @@ static bool any(const cJSON *list, bool (*test)(const cJSON *item))
 
 /* ---- lanes --------------------------------------------------------------------------------- */
 
+/* One that waits for a peer has work, and makes no turn either. */
 static bool is_lane_stuck(const cJSON *lane)
 {
+	if (ctl_member(lane, "stuck"))
+		return ctl_flag(lane, "stuck") || ctl_number(lane, "call_ms") > STUCK_MS;
 	return ctl_flag(lane, "work") && ctl_number(lane, "last_turn_ms") > STUCK_MS;
 }
 
@@ -182,9 +185,11 @@ static void print_wrong(const cJSON *answer)
 
 	cJSON_ArrayForEach (item, ctl_member(answer, "lanes")) {
 		if (is_lane_stuck(item))
-			(void)printf("lane %s has work and has made no turn for %.0f s\n",
+			(void)printf("lane %s is stuck: it has made no turn for %.0f s, in %s\n",
 				     ctl_text(item, "name"),
-				     ctl_number(item, "last_turn_ms") / 1000);
+				     ctl_number(item, "last_turn_ms") / 1000,
+				     ctl_text(item, "call")[0] ? ctl_text(item, "call")
+							       : "its own code");
 	}
 	cJSON_ArrayForEach (item, ctl_member(answer, "limits")) {
 		if (is_limit_hit(item))
@@ -589,10 +594,9 @@ static bool never_wrong(const cJSON *answer)
 
 static const struct ctl_command commands[] = {
 	{ "status", "", "node, lanes, limits, slow paths, counters",
-	  "Exits with 1 when the daemon is stopping, a lane with work has made no turn for 5 s, or "
-	  "a\n"
-	  "limit is reached. Limits, slow paths and counters that are 0 are left out (not with "
-	  "--json).",
+	  "Exits with 1 when the daemon is stopping, a lane is stuck (lane.stuck_after, or in one\n"
+	  "call for 5 s), or a limit is reached. Limits, slow paths and counters that are 0 are\n"
+	  "left out (not with --json).",
 	  NULL, status_wrong, status_print },
 	{ "clients", "", "connected engine processes",
 	  "Exits with 1 when one does not read what the daemon sends (STALLED).", NULL,
@@ -618,8 +622,8 @@ static const struct ctl_command commands[] = {
 	  "Exits with 1 when one that rooms need is not connected.", NULL, peers_wrong,
 	  peers_print },
 	{ "lanes", "", "threads that move data, their rings and counters",
-	  "Exits with 1 when a lane with work has made no turn for 5 s.", NULL, lanes_wrong,
-	  lanes_print },
+	  "Exits with 1 when a lane is stuck (lane.stuck_after, or in one call for 5 s).", NULL,
+	  lanes_wrong, lanes_print },
 	{ "drain", "[--reason TEXT]", "refuses new legs; what moves goes on to its end",
 	  "Rooms that still wait for the other end fail with `stopping` and the text, new ones are "
 	  "refused\n"

@@ -39,6 +39,8 @@ struct kvp_core {
 	void (*touched)(struct kvp_core *core);
 	void *touched_arg;
 	uint64_t lanes_stuck; /* times that a lane was found stuck */
+	/* 1 more than the turns of each lane when it was found so last: until then it still is. */
+	uint64_t stuck_at[KVP_CORE_LANES];
 };
 
 static inline uint64_t kvp_core_now_ns(void)

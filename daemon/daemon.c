@@ -164,6 +164,7 @@ static void fail_stuck(struct kvp_daemon *daemon, uint32_t i, const struct kvp_l
 		kvp_log(KVP_LOG_ERR, "%s: its rooms fail", why);
 	daemon->core.lanes_stuck += !again;
 	daemon->watches[i].stuck = true;
+	daemon->core.stuck_at[i] = status->turns + 1;
 	/* Also those that were made since: nothing else would end them. */
 	kvp_rooms_fail_all(daemon->core.rooms, i, KVP__STATUS__STATUS_LANE_STUCK, why);
 }

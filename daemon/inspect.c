@@ -398,6 +398,7 @@ static void add_lane_state(const struct kvp_inspect *ask, cJSON *lane, uint32_t 
 	(void)cJSON_AddStringToObject(lane, "call", status->call ? status->call : "");
 	kvp_inspect_num(lane, "call_ms", call_ms);
 	(void)cJSON_AddBoolToObject(lane, "work", status->has_work);
+	(void)cJSON_AddBoolToObject(lane, "stuck", core->stuck_at[i] == status->turns + 1);
 }
 
 #ifdef KVP_TEST

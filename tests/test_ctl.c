@@ -164,6 +164,12 @@ Test(ctl, exit_status_says_what_is_wrong)
 	cr_expect_eq(ctl("lanes",
 			 "{\"lanes\":[{\"name\":\"host\",\"work\":true,\"last_turn_ms\":6000}]}"),
 		     1);
+	cr_expect_eq(ctl("lanes", "{\"lanes\":[{\"name\":\"host\",\"work\":true,"
+				  "\"last_turn_ms\":60000,\"stuck\":false}]}"),
+		     0, "it waits for a peer");
+	cr_expect_eq(ctl("lanes",
+			 "{\"lanes\":[{\"name\":\"host\",\"last_turn_ms\":900,\"stuck\":true}]}"),
+		     1);
 	cr_expect_eq(ctl("status", "{\"node\":\"a\",\"stopping\":false}"), 0);
 	cr_expect_eq(ctl("status", "{\"node\":\"a\",\"limits\":[{\"name\":\"rooms\",\"used\":4,"
 				   "\"max\":4}]}"),

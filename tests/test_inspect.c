@@ -578,6 +578,7 @@ Test(inspect, a_stuck_lane_fails_its_rooms)
 	cr_assert_eq(state.released, 0);
 	json = ask(&engine, "status", NULL);
 	cr_assert_str_eq(text(get(json, "slow_paths", 0), "name"), "lanes_stuck");
+	cr_assert(cJSON_IsTrue(cJSON_GetObjectItem(get(json, "lanes", 0), "stuck")));
 	cJSON_Delete(json);
 	other.client = engine.client;
 	other.src = engine.src;
@@ -587,6 +588,9 @@ Test(inspect, a_stuck_lane_fails_its_rooms)
 
 	cr_assert_eq(ptrace(PTRACE_DETACH, tid, NULL, NULL), 0);
 	cr_assert_eq(wait_room(&engine, engine.open, KVP_WAIT_RELEASED).released, 1);
+	json = ask(&engine, "lanes", NULL);
+	cr_assert(cJSON_IsFalse(cJSON_GetObjectItem(get(json, "lanes", 0), "stuck")));
+	cJSON_Delete(json);
 	expect(&engine, 4);
 	open_room(&engine, 4);
 	submit(&engine);
