@@ -172,6 +172,7 @@ $(BUILD)/tests/test_gpu: $(BUILD)/tests/fake_gpu.o
 $(FUZZ_BIN): $(if $(FUZZ),,$(BUILD)/tests/corpus_main.o)
 $(FUZZ_BIN): EXTRA := $(if $(FUZZ),-fsanitize=fuzzer)
 $(CRITERION_BIN) $(FAKE_GPU_BIN) $(FAKE_DIRECT_BIN): EXTRA := -lcriterion
+$(BUILD)/tests/test_peer: EXTRA += -Wl,--wrap=calloc
 # Its driver is its own.
 $(BUILD)/tests/test_device: EXTRA += -Wl,--wrap=dlopen -Wl,--wrap=dlsym
 $(MAINS) $(TEST_BIN) $(RXE_BIN) $(GPU_BIN):

@@ -152,6 +152,8 @@ static const struct kvp_config_key keys[] = {
 	DUR(peer, idle, DURATION, 0, HOUR, "60s",
 	    "a connection that no room needs ends after it; 0: never"),
 	NUM(peer, max_sessions, COUNT, 1, 65536, "256", "connections of peers"),
+	NUM(peer, max_host_sessions, COUNT, 1, 65536, "64",
+	    "of these, connections that daemons of one host have made"),
 
 	CHOICE(ucx, network, network_choices, "tcp",
 	       "rdma: reliable connections of the devices of [verbs], nothing else"),

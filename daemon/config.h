@@ -132,7 +132,7 @@ struct kvp_config {
 		uint64_t retry_min_ns;
 		uint64_t retry_max_ns;
 		uint64_t idle_ns; /* 0: never */
-		uint32_t max_sessions;
+		uint32_t max_sessions, max_host_sessions;
 	} peer;
 	struct {
 		char interface[KVP_CONFIG_STR_MAX];

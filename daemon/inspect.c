@@ -131,6 +131,8 @@ static void add_slow_paths(const struct kvp_inspect *ask, cJSON *status,
 		{ "want_refused", lane->want_refused, "wants beyond limits.max_wants" },
 		{ "accept_pauses", core->server->accept_pauses,
 		  "no file descriptor for a new client: raise LimitNOFILE" },
+		{ "peer_accept_pauses", kvp_peers_accept_pauses(core->peers),
+		  "no memory for a connection of a peer" },
 		{ "rests", core->server->rests,
 		  "times that a client's process was not read for a moment: it takes more than "
 		  "half of the "

@@ -69,7 +69,8 @@ void kvp_inspect_limits(const struct kvp_core *core, cJSON *status,
 	cJSON *list = cJSON_AddArrayToObject(status, "limits");
 	const struct kvp_config *config = core->config;
 	const struct kvp_server *server = core->server;
-	uint64_t refused_peers;
+	uint64_t refused_peers, refused_host;
+	uint32_t of_host = kvp_peers_of_host(core->peers, &refused_host);
 	uint32_t lists, pages, peers = kvp_peers_count(core->peers, &refused_peers);
 
 	lists_most(server, &lists, &pages);
@@ -83,6 +84,8 @@ void kvp_inspect_limits(const struct kvp_core *core, cJSON *status,
 		  0 },
 		{ "events of a turn", "client", server->turn_events, KVP_SESSION_TURN_EVENTS, 0 },
 		{ "peer.max_sessions", "daemon", peers, config->peer.max_sessions, refused_peers },
+		{ "peer.max_host_sessions", "host", of_host, config->peer.max_host_sessions,
+		  refused_host },
 		{ "limits.max_rooms", "daemon", (uint64_t)rooms->dests + rooms->sends,
 		  config->limits.max_rooms, rooms->refused_limit },
 		{ "limits.max_pools", "daemon", core->pools.n, config->limits.max_pools,

@@ -11,6 +11,7 @@
 #include "daemon/peer_internal.h"
 
 #define PEER_BACKLOG 64
+#define PAUSE_MS 100 /* without memory for a connection: until the next try */
 
 uint64_t kvp_peer_now(void)
 {
@@ -76,6 +77,36 @@ static void peer_closed(uv_handle_t *handle)
 	free(peer);
 }
 
+static bool of_same_host(const struct kvp_peer *a, const struct kvp_peer *b)
+{
+	return a->of_host > 0 && kvp_peer_same_host((const struct sockaddr *)&a->from,
+						    (const struct sockaddr *)&b->from);
+}
+
+uint32_t kvp_peers_count_host(struct kvp_peer *peer)
+{
+	const struct kvp_peer *other;
+	uint32_t n = 0;
+
+	DL_FOREACH (peer->peers->list, other)
+		n += of_same_host(other, peer);
+	if (n < peer->peers->config->peer.max_host_sessions)
+		peer->of_host = n + 1;
+	return n;
+}
+
+/* The others of its host close ranks: the highest number is how many there are. */
+static void uncount_host(struct kvp_peer *peer)
+{
+	struct kvp_peer *other;
+
+	if (peer->of_host == 0)
+		return;
+	DL_FOREACH (peer->peers->list, other)
+		other->of_host -= other->of_host > peer->of_host && of_same_host(other, peer);
+	peer->of_host = 0;
+}
+
 void kvp_peer_destroy(struct kvp_peer *peer)
 {
 	struct kvp_peers *peers = peer->peers;
@@ -83,6 +114,7 @@ void kvp_peer_destroy(struct kvp_peer *peer)
 	if (peer->dead)
 		return;
 	peer->dead = true;
+	uncount_host(peer);
 	kvp_peer_conn_close(peer->conn);
 	peer->conn = NULL;
 	kvp_peers_drop_looped(peers, peer);
@@ -267,10 +299,28 @@ static void handle_closed(uv_handle_t *handle)
 	peers->n_handles--;
 }
 
+static void on_pause_over(uv_timer_t *timer);
+
+/* libuv does not look at the listener again before the connection that it holds is taken. */
+static void accept_or_pause(struct kvp_peers *peers)
+{
+	if (kvp_peer_accept(peers) == 0)
+		return;
+	peers->accept_pauses++;
+	kvp_log_limited(&peers->log_limit, KVP_LOG_WARNING,
+			"peers: no memory to accept one: next try in %d ms", PAUSE_MS);
+	(void)uv_timer_start(&peers->pause, on_pause_over, PAUSE_MS, 0); /* has a callback */
+}
+
+static void on_pause_over(uv_timer_t *timer)
+{
+	accept_or_pause(timer->data);
+}
+
 static void on_connection(uv_stream_t *listener, int status)
 {
 	if (status == 0)
-		kvp_peer_accept(listener->data);
+		accept_or_pause(listener->data);
 }
 
 /* What others are told: node.advertise, else the bound address; the port is the real one. */
@@ -326,7 +376,9 @@ static int start_listening(struct kvp_peers *peers, char *err, size_t err_bytes)
 	if (r == 0) {
 		peers->n_handles++;
 		peers->listening = true;
-		peers->listener.data = peers;
+		peers->listener.data = peers->pause.data = peers;
+		(void)uv_timer_init(peers->loop, &peers->pause); /* cannot fail */
+		peers->n_handles++;
 		r = uv_tcp_bind(&peers->listener, (const struct sockaddr *)&addr, 0);
 	}
 	if (r == 0)
@@ -405,8 +457,10 @@ void kvp_peers_stop(struct kvp_peers *peers)
 	if (peers->stopping)
 		return;
 	peers->stopping = true;
-	if (peers->listening)
+	if (peers->listening) {
 		uv_close((uv_handle_t *)&peers->listener, handle_closed);
+		uv_close((uv_handle_t *)&peers->pause, handle_closed);
+	}
 	peers->listening = false;
 	DL_FOREACH_SAFE (peers->list, peer, tmp) {
 		if (peer->state == KVP_PEER_BACKOFF && peer->holders == 0)
@@ -448,6 +502,22 @@ const char *kvp_peers_address(const struct kvp_peers *peers)
 bool kvp_peers_listening(const struct kvp_peers *peers)
 {
 	return peers->listening;
+}
+
+uint32_t kvp_peers_of_host(const struct kvp_peers *peers, uint64_t *refused)
+{
+	const struct kvp_peer *peer;
+	uint32_t n = 0;
+
+	DL_FOREACH (peers->list, peer)
+		n = KVP_MAX(n, peer->of_host);
+	*refused = peers->refused_host;
+	return n;
+}
+
+uint64_t kvp_peers_accept_pauses(const struct kvp_peers *peers)
+{
+	return peers->accept_pauses;
 }
 
 uint32_t kvp_peers_count(const struct kvp_peers *peers, uint64_t *refused)

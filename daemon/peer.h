@@ -90,6 +90,11 @@ int kvp_peer_endpoint(struct kvp_peer *peer, uint32_t lane_idx, uint32_t peer_la
 /* A board of kind EP came out of the loop's inbox; this calls kvp_board_take(). */
 void kvp_peers_board(struct kvp_peers *peers, struct kvp_board *board);
 
+/* Accepted ones that have greeted, of the host that has most, and how many were refused for
+ * peer.max_host_sessions. */
+uint32_t kvp_peers_of_host(const struct kvp_peers *peers, uint64_t *refused);
+/* How often accepting rested for want of memory. */
+uint64_t kvp_peers_accept_pauses(const struct kvp_peers *peers);
 /* Peers that count against peer.max_sessions, and how many were refused for it. */
 uint32_t kvp_peers_count(const struct kvp_peers *peers, uint64_t *refused);
 

@@ -253,7 +253,7 @@ static bool accept_allowed(struct kvp_peers *peers, const struct sockaddr *addr,
 	return true;
 }
 
-void kvp_peer_accept(struct kvp_peers *peers)
+int kvp_peer_accept(struct kvp_peers *peers)
 {
 	struct kvp_peer_conn *conn = conn_new(peers);
 	struct sockaddr_storage addr = { 0 };
@@ -262,25 +262,27 @@ void kvp_peer_accept(struct kvp_peers *peers)
 	char text[64];
 
 	if (!conn)
-		return;
+		return -ENOMEM;
 	if (uv_accept((uv_stream_t *)&peers->listener, (uv_stream_t *)&conn->tcp) < 0 ||
 	    uv_tcp_getpeername(&conn->tcp, (struct sockaddr *)&addr, &addr_bytes) < 0) {
 		kvp_peer_conn_close(conn);
-		return;
+		return 0;
 	}
 	kvp_peer_print_addr((const struct sockaddr *)&addr, text, sizeof(text));
 	if (!accept_allowed(peers, (const struct sockaddr *)&addr, text) || conn_start(conn) < 0) {
 		kvp_peer_conn_close(conn);
-		return;
+		return 0;
 	}
 	peer = kvp_peer_new(peers, text, false);
 	if (!peer) {
-		kvp_peer_conn_close(conn);
-		return;
+		kvp_peer_conn_close(conn); /* its daemon comes again */
+		return 0;
 	}
+	peer->from = addr;
 	peer->conn = conn;
 	conn->peer = peer;
 	kvp_peer_connected(peer);
+	return 0;
 }
 
 static void conn_written(uv_write_t *req, int status)

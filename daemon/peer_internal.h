@@ -59,6 +59,8 @@ struct kvp_peer {
 	struct kvp_peer *twin;      /* self: the other end */
 	Kvp__Status end_status;
 	char reason[128];
+	struct sockaddr_storage from; /* accepted: the address that it came from */
+	uint32_t of_host; /* accepted and up: how many of its host there are, counted on */
 	void *data;
 	uv_timer_t timer; /* one for every state */
 };
@@ -83,6 +85,7 @@ struct kvp_peers {
 	uint32_t n_handles; /* uv handles and requests that have not ended */
 	uint32_t n_peers;   /* in `list` without self peers */
 	uint64_t refused;   /* for peer.max_sessions */
+	uint64_t refused_host, accept_pauses;
 	uint64_t next_session, next_ep, next_dial;
 	struct kvp_peer *list;
 	struct kvp_peer *self; /* in the list too; made on first use */
@@ -91,7 +94,8 @@ struct kvp_peers {
 	struct kvp_network *allow; /* owned */
 	uint32_t n_allow;
 	uv_tcp_t listener;
-	uv_idle_t idle;                     /* runs while `looped` has something */
+	uv_timer_t pause; /* with the listener: runs while accepting rests for want of memory */
+	uv_idle_t idle;   /* runs while `looped` has something */
 	char read_buf[KVP_PEER_READ_BYTES]; /* of whichever connection reads now */
 	struct kvp_log_limit log_limit;
 };
@@ -109,6 +113,9 @@ void kvp_peer_set_timer(struct kvp_peer *peer, uint64_t ns);
 /* No room for one more, also not in place of one that has connected and not greeted: that one is
  * let go. */
 bool kvp_peers_full(struct kvp_peers *peers);
+/* Counts an accepted one that has greeted; how many of its host were there before. At the limit it
+ * is not counted. */
+uint32_t kvp_peers_count_host(struct kvp_peer *peer);
 
 /* peer_addr.c */
 /* Splits "host:port" or "[v6]:port". 0 or -EINVAL. */
@@ -127,7 +134,8 @@ void kvp_peer_print_addr(const struct sockaddr *addr, char *out, size_t out_byte
 /* peer_conn.c */
 /* Begins to connect; failures come as kvp_peer_end(). */
 void kvp_peer_dial(struct kvp_peer *peer);
-void kvp_peer_accept(struct kvp_peers *peers);
+/* Lets the one in that waits; -ENOMEM: it still waits, and libuv tells of no other before it. */
+int kvp_peer_accept(struct kvp_peers *peers);
 /* Closes in its own time; `conn` is gone for the caller. */
 void kvp_peer_conn_close(struct kvp_peer_conn *conn);
 /* 0; -EMSGSIZE; -ENOBUFS; -ENOMEM; a socket's error. */

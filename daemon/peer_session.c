@@ -162,6 +162,20 @@ static bool hello_is_own(const struct kvp_peer *peer, const Kvp__PeerHello *hell
 	       0;
 }
 
+/* One host has part of peer.max_sessions. */
+static int host_refused(struct kvp_peer *peer, char *err, size_t err_bytes)
+{
+	uint32_t max = peer->peers->config->peer.max_host_sessions;
+	uint32_t n = kvp_peers_count_host(peer);
+
+	if (n < max)
+		return KVP__STATUS__STATUS_OK;
+	peer->peers->refused_host++;
+	(void)snprintf(err, err_bytes, /* fits */
+		       "its host has %u connections, at most %u (peer.max_host_sessions)", n, max);
+	return KVP__STATUS__STATUS_LIMIT;
+}
+
 /* The dialler's greeting. */
 static void hello_accepted(struct kvp_peer *peer, const Kvp__PeerHello *hello)
 {
@@ -171,12 +185,15 @@ static void hello_accepted(struct kvp_peer *peer, const Kvp__PeerHello *hello)
 	int status = kvp_version_choose(own_versions, theirs, &version, err, sizeof(err));
 
 	hello_take(peer, hello);
+	if (status == 0 && !hello_is_own(peer, hello))
+		status = host_refused(peer, err, sizeof(err));
+	version = status ? 0 : version;
 	if (hello_send(peer, version, (Kvp__Status)status, err) < 0) {
 		kvp_peer_end(peer, KVP__STATUS__STATUS_PEER_LOST, "cannot be answered");
 		return;
 	}
 	if (status) {
-		kvp_peer_end(peer, (Kvp__Status)status, "speaks other versions: %s", err);
+		kvp_peer_end(peer, (Kvp__Status)status, "is refused: %s", err);
 		return;
 	}
 	if (hello_is_own(peer, hello))

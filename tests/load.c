@@ -792,7 +792,7 @@ int main(int argc, char **argv)
 		(void)setrlimit(RLIMIT_NOFILE, &files);
 	}
 	rig_begin(&rig);
-	rig.timing = "heartbeat = 1s\nlost_after = 30s\nmax_sessions = 600\n";
+	rig.timing = "heartbeat = 1s\nlost_after = 30s\nmax_sessions = 600\nmax_host_sessions = 600\n";
 	daemon_ = rig_daemon_start(&rig, "loaded",
 				   "[client]\nmax_sessions = 300\nmax_process_sessions = 300\nstall = 60s\n[limits]\n"
 				   "max_rooms = 60000\nmax_pools = 400\n[timers]\noffer = 600s\n"

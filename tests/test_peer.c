@@ -606,6 +606,77 @@ Test(peer, the_silent_make_room)
 	node_stop(&a);
 }
 
+static void raw_greets(struct raw *raw, const char *from, const struct node *node, uint8_t id)
+{
+	raw_open_from(raw, from, kvp_peers_address(node->peers));
+	raw_hello(raw, KVP_PROTO_VERSION_MIN, KVP_PROTO_VERSION_MAX, id, "");
+}
+
+/* One host may not have all sessions; it is told so, and others are let in. */
+Test(peer, one_host_has_part_of_the_sessions)
+{
+	struct node a = { 0 };
+	struct raw raws[2], more, other, again;
+	uint64_t refused;
+
+	kvp_config_defaults(&a.config);
+	a.config.peer.max_host_sessions = 2;
+	node_start(&a, 1, "127.0.0.1:0");
+	raw_greets(&raws[0], "127.0.0.1", &a, 7);
+	raw_greets(&raws[1], "127.0.0.1", &a, 8);
+	cr_assert(until(&a.ups, 2));
+	raw_greets(&more, "127.0.0.1", &a, 9);
+	cr_assert(until(&more.eof, 1));
+	cr_assert_gt(more.bytes, 4u);
+	cr_assert_not_null(memmem(more.buf, more.bytes, "at most 2 (peer.max_host_sessions)", 34));
+	cr_assert_eq(kvp_peers_of_host(a.peers, &refused), 2u);
+	cr_assert_eq(refused, 1u);
+	raw_greets(&other, "127.0.0.2", &a, 10);
+	cr_assert(until(&a.ups, 3));
+	raw_close(&raws[0]);
+	cr_assert(until(&a.downs, 1));
+	raw_greets(&again, "127.0.0.1", &a, 11);
+	cr_assert(until(&a.ups, 4));
+	cr_assert_eq(kvp_peers_of_host(a.peers, &refused), 2u);
+	raw_close(&raws[1]);
+	raw_close(&more);
+	raw_close(&other);
+	raw_close(&again);
+	node_stop(&a);
+}
+
+static bool no_memory;
+
+void *__real_calloc(size_t n, size_t bytes);
+void *__wrap_calloc(size_t n, size_t bytes);
+void *__wrap_calloc(size_t n, size_t bytes)
+{
+	return no_memory ? NULL : __real_calloc(n, bytes);
+}
+
+/* libuv holds a connection that is not taken, and looks for no other until it is. */
+Test(peer, accepting_goes_on_after_a_lack_of_memory)
+{
+	struct node a = { 0 };
+	struct raw raws[2];
+	unsigned pauses = 0;
+
+	node_start(&a, 1, "127.0.0.1:0");
+	no_memory = true;
+	raw_greets(&raws[0], "127.0.0.1", &a, 7);
+	raw_greets(&raws[1], "127.0.0.1", &a, 8);
+	while (pauses < 2) {
+		cr_assert_eq(a.ups, 0u);
+		run_for(10 * MS);
+		pauses = (unsigned)kvp_peers_accept_pauses(a.peers);
+	}
+	no_memory = false;
+	cr_assert(until(&a.ups, 2));
+	raw_close(&raws[0]);
+	raw_close(&raws[1]);
+	node_stop(&a);
+}
+
 /* Whoever stays longer than a heartbeat without a room is let go; a room calls it again. */
 Test(peer, a_session_that_nobody_needs_is_let_go)
 {
