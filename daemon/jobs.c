@@ -439,10 +439,14 @@ static struct window window_part(const struct kvp_jobs *jobs, const struct kvp_j
 	return w;
 }
 
-/* Pieces of ranks name the same sources, layer by layer. */
+/* Pieces of ranks name the same sources, layer by layer. For those that go into slots it is no
+ * use: they are as fast one after the other. */
 static uint32_t count_pieces(const struct kvp_move_entry *entries, uint32_t n)
 {
 	uint32_t each = 1;
+
+	if (n == 0 || entries[0].dst_page_stride == 0)
+		return 1;
 
 	while (each < n && entries[each].src != entries[0].src)
 		each++;

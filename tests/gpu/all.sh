@@ -57,12 +57,27 @@ sanitized() # both memory checkers that matter, on random tables
 		compute-sanitizer --tool initcheck --error-exitcode 9 gpu_check 10
 }
 
-profiled() # what the kernel waits for, where copy speed is not reached
+profiled() # what gathers read and write, and how near the memory is to its peak
 {
 	command -v ncu || { echo "ncu: not there"; return 0; }
-	ncu --kernel-name regex:kvp_move --launch-skip 3000 --launch-count 2 --section SpeedOfLight \
-		--section Occupancy --section LaunchStats --section MemoryWorkloadAnalysis \
-		--section WarpStateStats gpu_sweep
+	ncu --kernel-name regex:kvp_move --cache-control none --clock-control none --csv --metrics \
+		dram__bytes_read.sum,dram__bytes_write.sum,gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed \
+		gpu_sweep once "$here"/variants/288x2-run.cubin >"$OUT/profile.csv" &&
+		"$python" - "$OUT/profile.csv" <<'END'
+import csv, sys
+lines = open(sys.argv[1]).read().splitlines()
+shapes = [line for line in lines if line.endswith(" launches")]
+rows = {}
+for row in csv.DictReader(line for line in lines if line.startswith('"')):
+    rows.setdefault(int(row["ID"]), {})[row["Metric Name"]] = float(row["Metric Value"].replace(",", ""))
+ids = iter(sorted(rows))
+for shape in shapes:
+    own = [rows[next(ids)] for _ in range(int(shape.split(",")[-1].split()[0]))]
+    total = lambda name: sum(row[name] for row in own)
+    peak = sum(row["dram__throughput.avg.pct_of_peak_sustained_elapsed"] for row in own) / len(own)
+    print(f"{shape}: read {total('dram__bytes_read.sum') / 1e6:.2f} MB, written "
+          f"{total('dram__bytes_write.sum') / 1e6:.2f} MB, {total('gpu__time_duration.sum') / 1e3:.1f} us, {peak:.1f} % of the memory's peak")
+END
 }
 
 lanes() # more than once: what depends on time does not show each time
@@ -90,9 +105,10 @@ stage machine 30 12 . "$self" :machine
 stage check 70 40 . gpu_check
 stage rings 90 60 '^(ok|FAIL|[0-9]+ )' gpu_rings
 stage sweep 110 40 . gpu_sweep "$here"/variants/*.cubin
-stage alone 60 20 . gpu_sweep alone "$here"/variants/288x2-ld2-st0.cubin "$here"/variants/384x2.cubin
+stage alone 60 20 . gpu_sweep alone "$here"/variants/288x2-run.cubin
 stage replay 110 30 . replay_gpu
 stage bad 30 12 . replay_gpu_bad
+[ "$(nvidia-smi -L | wc -l)" -lt 2 ] || stage peer 60 12 . replay_gpu_peer
 stage torch-caching 60 12 . "$python" "$here/tests/torch_check.py" caching
 stage torch-expandable 60 12 . "$python" "$here/tests/torch_check.py" expandable
 stage triton 70 12 . "$python" "$here/tests/triton_base.py" 60
@@ -100,7 +116,7 @@ stage bench 100 50 . bench_gpu
 stage demo 45 12 '^(kvpack|node|host|local|times|packing|checked|FAILED)' demo
 stage sanitizer 60 8 'ERROR SUMMARY|RACECHECK|ok|FAIL|not there' "$self" :sanitized
 stage parity 60 4 'requests in|FAIL' "$python" "$here/tests/parity/parity.py" --quick --place cuda
-stage profile 40 60 'DRAM|Throughput|Occupancy|Duration|Registers|Stall|not there' "$self" :profiled
+stage profile 40 40 . "$self" :profiled
 stage lanes 100 14 . "$self" :lanes
 echo "== GPU memory in use before: $before, after: $(used)"
 printf '%s\n' "${results[@]}" | tee "$out/results.txt"

@@ -52,7 +52,7 @@ static void die(const char *what, CUresult res)
 			die(#call, res_); \
 	} while (0)
 
-enum order { ENTRY_FIRST, RUN_FIRST, WOVEN, PAGES, TILES };
+enum order { ENTRY_FIRST, RUN_FIRST, WOVEN, TILES };
 enum what { GATHER, SCATTER, MOVE };
 
 struct variant {
@@ -71,7 +71,6 @@ struct launch {
 	union kvp_move_params params;
 	enum kvp_move_size size;
 	uint32_t run_bytes; /* of the largest run */
-	uint32_t weave;     /* ranks that share source pages */
 };
 
 /* Pools and tables of a shape. */
@@ -150,19 +149,14 @@ static void variant_add(const char *path)
 	}
 }
 
-static uint32_t smem_of(const struct variant *v, const struct launch *launch)
-{
-	return v->stages * launch->run_bytes * (v->order == PAGES ? launch->weave : 1);
-}
-
 static bool variant_takes(const struct variant *v, const struct launch *launch)
 {
-	return smem_of(v, launch) <= SMEM_MAX - 1024;
+	return v->stages * launch->run_bytes <= SMEM_MAX - 1024;
 }
 
-static void set_grid(const struct variant *v, struct launch *launch, CUlaunchConfig *config)
+static void set_grid(const struct variant *v, const struct launch *launch, CUlaunchConfig *config)
 {
-	struct kvp_move_head *head = &launch->params.head;
+	const struct kvp_move_head *head = &launch->params.head;
 	const uint32_t n = head->n_entries, widest = head->widest;
 
 	config->gridDimX = n;
@@ -171,9 +165,8 @@ static void set_grid(const struct variant *v, struct launch *launch, CUlaunchCon
 	if (v->order == RUN_FIRST) {
 		config->gridDimX = widest;
 		config->gridDimY = n;
-	} else if (v->order == WOVEN || v->order == PAGES) {
-		head->zero = v->order == PAGES ? launch->weave : 1;
-		config->gridDimX = head->pieces / head->zero;
+	} else if (v->order == WOVEN) {
+		config->gridDimX = head->pieces;
 		config->gridDimZ = n / head->pieces;
 	} else if (v->order == TILES) {
 		config->gridDimX = n * widest;
@@ -194,7 +187,7 @@ static void launch_one(const struct variant *v, struct launch *launch, bool firs
 		.blockDimX = v->threads,
 		.blockDimY = 1,
 		.blockDimZ = 1,
-		.sharedMemBytes = smem_of(v, launch),
+		.sharedMemBytes = v->stages * launch->run_bytes,
 		.hStream = stream,
 		.attrs = &overlap,
 		.numAttrs = first ? 0 : 1,
@@ -230,15 +223,6 @@ static uint32_t largest_run(void)
 	return KVP_ALIGN_UP(most, 128u);
 }
 
-/* How many pieces of a launch have interleaved rows of the same pages. */
-static uint32_t weave_of(const struct launch *launch, uint32_t first_run)
-{
-	const uint32_t step = jobs.n_runs > first_run ? jobs.runs[first_run].src_step : 1;
-	const uint32_t pieces = launch->params.head.pieces;
-
-	return step > 1 && step <= 8 && !(step & (step - 1)) && pieces % step == 0 ? step : 1;
-}
-
 /* What the tables hold, as launches of their own: how many. */
 static uint32_t tables_take(struct launch *launches, uint32_t most)
 {
@@ -248,10 +232,7 @@ static uint32_t tables_take(struct launch *launches, uint32_t most)
 	while (cut.entry < jobs.n_entries) {
 		if (n == most)
 			die("too many launches", CUDA_ERROR_INVALID_VALUE);
-		const uint32_t first_run = jobs.entries[cut.entry].first_run;
-
 		(void)kvp_jobs_params(&jobs, &cut, &launches[n].params, &launches[n].size);
-		launches[n].weave = weave_of(&launches[n], first_run);
 		launches[n++].run_bytes = largest_run();
 	}
 	kvp_jobs_reset(&jobs);
@@ -726,6 +707,7 @@ int main(int argc, char **argv)
 	CUdevice device;
 	CUcontext ctx;
 
+	(void)setvbuf(stdout, NULL, _IOLBF, 0); /* who is stopped has said what was done */
 	CHECK(cuInit(0));
 	CHECK(cuDeviceGet(&device, 0));
 	CHECK(cuDevicePrimaryCtxRetain(&ctx, device));

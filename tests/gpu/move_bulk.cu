@@ -18,7 +18,7 @@
 #endif
 #define WARP 32
 
-extern "C" __constant__ uint32_t kvp_move_config[4] = { WARP, 4, BULK_STAGES, BULK_BLOCKS };
+extern "C" __constant__ uint32_t kvp_move_config[4] = { WARP, 3, BULK_STAGES, BULK_BLOCKS };
 
 struct tile {
 	uint64_t src, dst;

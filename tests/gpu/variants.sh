@@ -28,17 +28,7 @@ bulk() { # name stages blocks
 	compile "$1" tests/gpu/move_bulk.cu -DBULK_STAGES="$2" -DBULK_BLOCKS="$3"
 }
 
-page() # name kind threads in-flight blocks
-{
-	compile "$1" tests/gpu/move_page.cu -DPAGE_KIND="$2" -DPAGE_THREADS="$3" -DPAGE_IN_FLIGHT="$4" -DPAGE_BLOCKS="$5"
-}
-
-turns() # name threads in-flight blocks
-{
-	compile "$1" tests/gpu/move_turns.cu -DTURNS_THREADS="$2" -DTURNS_IN_FLIGHT="$3" -DTURNS_BLOCKS="$4"
-}
-
-# 288x2 by pieces first is the daemon's own.
+# The daemon has 288x2, and goes through the pieces first only between pools.
 plain 288x2-run 288 2 -DKVP_MOVE_ORDER=1
 plain 288x2-entry 288 2 -DKVP_MOVE_ORDER=0
 plain 288x2-whole 288 2 -DKVP_MOVE_WHOLE=1
@@ -46,12 +36,7 @@ plain 288x2-sectors 288 2 -DKVP_MOVE_WHOLE=0
 plain 288x2-st0 288 2 -DKVP_MOVE_STORES=0
 plain 288x1 288 1
 plain 192x3 192 3
-page page-288x4 0 288 4 4
-page page-in-1 1 64 0 1
 bulk bulk-2x8 2 8
-turns turns-288x2-5 288 2 5
-turns turns-288x2-6 288 2 6
-turns turns-576x1-3 576 1 3
 
 for cubin in "$out"/*.cubin; do # what was one once
 	name=$(basename "$cubin" .cubin)
