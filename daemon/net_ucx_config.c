@@ -98,8 +98,9 @@ static int rdma_devices(const struct kvp_net_verbs_config *verbs, char *out, siz
 
 	for (int i = 0; i < n && used < out_bytes; i++) {
 		if (nics[i].down) { /* UCX looks at devices when it is started, never again */
-			kvp_log(KVP_LOG_WARNING, "ucx: %s:%u is down: left out until the next start",
-				nics[i].device, nics[i].port);
+			kvp_log(KVP_LOG_WARNING,
+				"ucx: %s:%u is down: left out until the next start", nics[i].device,
+				nics[i].port);
 			continue;
 		}
 		used += (size_t)snprintf(out + used, out_bytes - used, "%s%s:%u", used ? "," : "",

@@ -256,6 +256,8 @@ struct kvp_vb_conn {
 	uint64_t used_ns;              /* last message */
 	uint64_t tried_ns;             /* last keepalive */
 	uint64_t tried_completed;      /* completions by then */
+	uint64_t moved_completed;      /* completions when they were looked at last */
+	uint64_t moved_ns;             /* when there were more, or none was awaited */
 	TAILQ_ENTRY(kvp_vb_conn) link; /* in net->all */
 	TAILQ_ENTRY(kvp_vb_conn) dirty_link;
 };

@@ -127,7 +127,7 @@ int kvp_vb_conn_create(struct kvp_vb_rail *rail, struct kvp_net_ep *ep, struct k
 	conn->ep = ep;
 	conn->in = in;
 	conn->state = KVP_VB_CONNECTING;
-	conn->since_ns = conn->tried_ns = conn->used_ns = net->now_ns;
+	conn->since_ns = conn->tried_ns = conn->used_ns = conn->moved_ns = net->now_ns;
 	conn->n_send = in ? KVP_VB_BACK_DEPTH : net->config.depth;
 	conn->n_recv = in ? net->config.depth : KVP_VB_BACK_DEPTH;
 	conn->psn = (uint32_t)kvp_vb_random(net) & 0xffffff;
@@ -237,7 +237,7 @@ void kvp_vb_conn_opened(struct kvp_vb_conn *conn)
 	conn->net->n_connecting--;
 	conn->opened = true;
 	set_state(conn, KVP_VB_OPEN);
-	conn->since_ns = conn->tried_ns = conn->used_ns = conn->net->now_ns;
+	conn->since_ns = conn->tried_ns = conn->used_ns = conn->moved_ns = conn->net->now_ns;
 }
 
 static void log_loss(const struct kvp_vb_conn *conn, int status)
@@ -350,6 +350,30 @@ static void keepalive(struct kvp_vb_conn *conn)
 		kvp_vb_conn_dirty(conn);
 }
 
+/* Longer than the card tries: its timer may run four times as long as was asked for. */
+static uint64_t patience(const struct kvp_net *net)
+{
+	uint64_t once_ns = UINT64_C(4096) << net->config.timeout;
+
+	return 4 * once_ns * (net->config.retry_count + 1u) + net->config.keepalive_ns;
+}
+
+/* Cards lose their timers: soft RoCE does so at times when the peer's link goes down. Then they
+ * never tell what became of a request. */
+static bool stuck(struct kvp_vb_conn *conn)
+{
+	const struct kvp_net *net = conn->net;
+	const struct kvp_qp *qp = &conn->qp;
+
+	if (qp->completed != conn->moved_completed || qp->posted == qp->completed) {
+		conn->moved_completed = qp->completed;
+		conn->moved_ns = net->now_ns;
+		return false;
+	}
+	return net->config.timeout > 0 && conn->rail->empty &&
+	       net->now_ns - conn->moved_ns > patience(net);
+}
+
 /* Nobody has sent anything over it for long. */
 static bool idle(const struct kvp_vb_conn *conn)
 {
@@ -369,7 +393,9 @@ void kvp_vb_conn_tick(struct kvp_net *net)
 			kvp_vb_conn_fail(conn, -ECONNRESET);
 		if (conn->state != KVP_VB_OPEN)
 			continue;
-		if (idle(conn))
+		if (stuck(conn))
+			kvp_vb_conn_fail(conn, -ETIMEDOUT);
+		else if (idle(conn))
 			kvp_vb_conn_end(conn);
 		else
 			keepalive(conn);

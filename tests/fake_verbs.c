@@ -355,7 +355,9 @@ bool kvp_fake_step(struct ibv_qp *ibv)
 	struct ibv_wc wc = { .qp_num = ibv->qp_num };
 
 	if (!send || is_held(qp, send) ||
-	    (ibv->state == IBV_QPS_ERR && device_has(ibv, kvp_fake.silent)))
+	    (ibv->state == IBV_QPS_ERR && device_has(ibv, kvp_fake.silent)) ||
+	    (ibv->state != IBV_QPS_ERR && ibv->qp_type == IBV_QPT_RC &&
+	     device_has(ibv, kvp_fake.stuck)))
 		return false;
 
 	STAILQ_REMOVE_HEAD(&qp->sends, link);

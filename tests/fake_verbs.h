@@ -37,6 +37,7 @@ struct kvp_fake {
 	/* Nothing leaves the device or comes to it: requests time out, datagrams are lost. */
 	bool cut[KVP_FAKE_DEVICES];
 	bool silent[KVP_FAKE_DEVICES];  /* what the error state flushes is not told */
+	bool stuck[KVP_FAKE_DEVICES];   /* requests of connections are never done */
 	bool deaf[KVP_FAKE_DEVICES];    /* receives that ended well are not told */
 	bool no_way[KVP_FAKE_DEVICES];  /* the routing table says so */
 	enum ibv_port_state port_state; /* as queried */

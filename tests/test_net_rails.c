@@ -717,6 +717,30 @@ Test(net_rails, the_last_connection_fails_while_the_other_rail_waits)
 	}
 }
 
+/* The card forgets its requests: it neither does them nor says that it could not. */
+Test(net_rails, a_card_that_never_tells_is_not_waited_for)
+{
+	struct kvp_net_verbs_config config = config_of(2);
+	struct pair pair;
+
+	config.timeout = 8; /* 1 ms */
+	config.keepalive_ns = 20000000;
+	open_nodes(&pair, &config, &config);
+	cr_assert_eq(vp_connect(&pair.a, &pair.b), 0);
+	cr_assert_eq(vp_connect(&pair.b, &pair.a), 0);
+	pump(&pair, 20);
+	wait_conns(&pair, 2);
+	kvp_fake.stuck[1] = true;
+	pump(&pair, 40);
+	expect_all(&pair);
+	cr_assert_gt(resent(&pair.a), 0);
+	kvp_fake.stuck[1] = false;
+	wait_conns(&pair, 2);
+	pump(&pair, 40);
+	expect_all(&pair);
+	close_pair(&pair);
+}
+
 /* One rail leads nowhere, and just when that is noticed the other one fails. */
 Test(net_rails, a_connection_fails_while_the_other_rail_cannot_connect)
 {
