@@ -90,6 +90,21 @@ static void conn_messages(struct kvp_peer_conn *conn)
 	}
 }
 
+/* Who is refused by address hears no word: only the other's log has it. */
+static void conn_over(struct kvp_peer *peer, int r)
+{
+	const char *hint = peer->outgoing && peer->state == KVP_PEER_HELLO
+				   ? " before it has greeted: its log says why (peer.allow, "
+				     "peer.max_sessions)"
+				   : "";
+
+	if (r == UV_EOF)
+		kvp_peer_end(peer, KVP__STATUS__STATUS_PEER_LOST, "closed the connection%s", hint);
+	else
+		kvp_peer_end(peer, KVP__STATUS__STATUS_PEER_LOST, "is lost: %s%s", uv_strerror(r),
+			     hint);
+}
+
 static void conn_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 {
 	struct kvp_peer_conn *conn = stream->data;
@@ -97,13 +112,8 @@ static void conn_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 
 	if (!peer || n == 0)
 		return;
-	if (n == UV_EOF) {
-		kvp_peer_end(peer, KVP__STATUS__STATUS_PEER_LOST, "closed the connection");
-		return;
-	}
 	if (n < 0) {
-		kvp_peer_end(peer, KVP__STATUS__STATUS_PEER_LOST, "is lost: %s",
-			     uv_strerror((int)n));
+		conn_over(peer, (int)n);
 		return;
 	}
 	peer->bytes_recv += (uint64_t)n;

@@ -547,15 +547,27 @@ Test(peer, the_self_peer_comes_back)
 
 Test(peer, the_allow_list_decides_who_may_connect)
 {
-	struct node a = { 0 };
+	uint64_t give_up = uv_hrtime() + 5000 * MS;
+	struct node a = { 0 }, b = { 0 };
+	struct kvp_peer *peer;
 	struct raw raw;
 
 	kvp_config_defaults(&a.config);
+	kvp_config_defaults(&b.config);
 	(void)snprintf(a.config.peer.allow, sizeof(a.config.peer.allow), "10.0.0.0/8, ::1/128");
 	node_start(&a, 1, "127.0.0.1:0");
+	node_start(&b, 2, "127.0.0.1:0");
 	raw_open(&raw, kvp_peers_address(a.peers));
 	cr_assert(until(&raw.eof, 1));
 	raw_close(&raw);
+	/* Who calls is told where to look. */
+	peer = dial(&b, kvp_peers_address(a.peers));
+	while (!strstr(kvp_peer_reason(peer), "before it has greeted: its log says why") &&
+	       uv_hrtime() < give_up)
+		uv_run(&loop, UV_RUN_ONCE);
+	cr_assert(strstr(kvp_peer_reason(peer), "(peer.allow"), "%s", kvp_peer_reason(peer));
+	kvp_peer_put(peer);
+	node_stop(&b);
 	node_stop(&a);
 }
 
