@@ -258,6 +258,16 @@ static void check_hang(const struct kvp_daemon *daemon)
 	_exit(1); /* what an orderly way out would wait for does not come */
 }
 
+/* A name server that does not answer would hold up the stop for as long as libc asks it, and so
+ * would an orderly way out, which joins the thread that does. Nobody needs the name any more. */
+static void leave_names(const struct kvp_daemon *daemon)
+{
+	for (uint32_t i = 0; i < daemon->core.n_lanes; i++)
+		kvp_lane_stop(daemon->core.lanes[i]);
+	kvp_log(KVP_LOG_NOTICE, "stopped, without waiting for the name of a peer");
+	_exit(daemon->exit_status);
+}
+
 /* Events that no client has read yet. */
 static bool clients_have_read(const struct kvp_daemon *daemon)
 {
@@ -304,6 +314,8 @@ static void stop_step(struct kvp_daemon *daemon)
 		stop_enter(daemon, STOP_PEERS, 0);
 		return;
 	case STOP_PEERS:
+		if (core->peers && kvp_peers_wait_for_names(core->peers))
+			leave_names(daemon);
 		if (core->peers && !kvp_peers_idle(core->peers))
 			return check_hang(daemon);
 		stop_last(daemon);

@@ -479,6 +479,12 @@ bool kvp_peers_idle(const struct kvp_peers *peers)
 	return peers->stopping && !peers->list && !peers->eps && peers->n_handles == 0;
 }
 
+bool kvp_peers_wait_for_names(const struct kvp_peers *peers)
+{
+	return peers->stopping && !peers->list && !peers->eps && peers->n_lookups > 0 &&
+	       peers->n_handles == peers->n_lookups;
+}
+
 void kvp_peers_destroy(struct kvp_peers *peers)
 {
 	if (!peers)

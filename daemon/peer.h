@@ -51,6 +51,8 @@ void kvp_peers_set_events(struct kvp_peers *peers, const struct kvp_peer_events 
 /* Closes everything; destroy after `closed` and loop iterations (kvp_peers_idle() is true). */
 void kvp_peers_stop(struct kvp_peers *peers);
 bool kvp_peers_idle(const struct kvp_peers *peers);
+/* After kvp_peers_stop(): only names are still looked up, which nothing can hurry. */
+bool kvp_peers_wait_for_names(const struct kvp_peers *peers);
 void kvp_peers_destroy(struct kvp_peers *peers);
 
 /* What others name as this node's address; "self" style address when there is no listening port:

@@ -194,6 +194,7 @@ static void resolved(uv_getaddrinfo_t *req, int status, struct addrinfo *res)
 	struct peer_resolve *resolve = req->data;
 
 	resolve->peers->n_handles--;
+	resolve->peers->n_lookups--;
 	if (resolve_wanted(resolve)) {
 		if (status == 0 && res)
 			peer_connect(resolve->peer, res->ai_addr);
@@ -226,6 +227,7 @@ static void peer_resolve(struct kvp_peer *peer, const char *host, const char *po
 		return;
 	}
 	peer->peers->n_handles++;
+	peer->peers->n_lookups++;
 }
 
 void kvp_peer_dial(struct kvp_peer *peer)

@@ -83,6 +83,7 @@ struct kvp_peers {
 	char address[KVP_LIMIT_ADDRESS + 1];
 	bool listening, stopping;
 	uint32_t n_handles; /* uv handles and requests that have not ended */
+	uint32_t n_lookups; /* of these, names that are looked up */
 	uint32_t n_peers;   /* in `list` without self peers */
 	uint64_t refused;   /* for peer.max_sessions */
 	uint64_t refused_host, accept_pauses;

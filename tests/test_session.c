@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <fcntl.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -720,6 +725,60 @@ Test(session, a_user_has_part_of_the_connections)
 	for (int i = 0; i < 3; i++)
 		close(fds[i]);
 	support_daemon_end(&daemon);
+}
+
+/* A network of its own with a name server that never answers; false: we may not. */
+static bool silent_name_server(const char *dir)
+{
+	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_port = htons(53) };
+	struct ifreq ifr = { .ifr_name = "lo" };
+	char path[128];
+	FILE *file;
+	int fd;
+
+	if (unshare(CLONE_NEWNS | CLONE_NEWNET) < 0 ||
+	    mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
+		return false;
+	addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	cr_assert(fd >= 0 && ioctl(fd, SIOCGIFFLAGS, &ifr) == 0);
+	ifr.ifr_flags |= IFF_UP;
+	cr_assert(ioctl(fd, SIOCSIFFLAGS, &ifr) == 0);
+	/* As long as the test: nobody reads from it. */
+	cr_assert_eq(bind(fd, (const struct sockaddr *)&addr, sizeof(addr)), 0);
+	snprintf(path, sizeof(path), "%s/resolv.conf", dir);
+	file = fopen(path, "we");
+	cr_assert(file && fputs("nameserver 127.0.0.1\n", file) >= 0 && fclose(file) == 0);
+	return mount(path, "/etc/resolv.conf", NULL, MS_BIND, NULL) == 0;
+}
+
+Test(session, a_name_server_that_is_silent_does_not_hold_up_the_stop)
+{
+	struct support_daemon daemon;
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__Renew body = KVP__RENEW__INIT;
+	struct support_reply reply;
+	int fd;
+
+	support_daemon_prepare(&daemon, "[peer]\nlisten = 127.0.0.1:0\nplaintext = trusted\n"
+					"[ucx]\ntcp_network = trusted");
+	if (!silent_name_server(daemon.dir)) {
+		support_daemon_clean(&daemon);
+		cr_skip_test("needs namespaces of its own");
+	}
+	support_daemon_run(&daemon);
+	fd = support_hello(&daemon, "engine");
+	body.address = (char *)"nobody.kvpack.example:7470";
+	body.room = 1;
+	body.lease_ms = 60000;
+	msg.body_case = KVP__CLIENT_MSG__BODY_RENEW;
+	msg.renew = &body;
+	reply = support_call(fd, &msg, NULL, 0);
+	cr_assert_eq(reply.status, KVP__STATUS__STATUS_OK, "%s", reply.text);
+	cr_assert_eq(support_daemon_stop(&daemon), 0);
+	cr_assert(support_log_has(&daemon, "without waiting for the name of a peer"));
+	close(fd);
+	support_daemon_clean(&daemon);
 }
 
 Test(session, stop_tells_the_clients, .init = setup)
