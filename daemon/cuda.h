@@ -27,7 +27,7 @@
 	X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle) X(cuMemGetAddressRange) \
 	X(cuMemImportFromShareableHandle) X(cuMemGetAllocationPropertiesFromHandle) \
 	X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) \
-	X(cuMemRelease) X(cuMemCreate) X(cuMemGetAllocationGranularity) X(cuMemcpyHtoD) \
+	X(cuMemRelease) X(cuMemCreate) X(cuMemGetAllocationGranularity) X(cuMemcpyHtoD) X(cuMemcpyDtoH) \
 	X(cuPointerGetAttribute) X(cuPointerSetAttribute)
 /* NULL in older drivers. */
 #define KVP_CUDA_LATER(X) \

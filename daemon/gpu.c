@@ -247,6 +247,11 @@ CUdevice kvp_gpu_device(const struct kvp_gpu *gpu)
 	return gpu->device;
 }
 
+CUcontext kvp_gpu_ctx(const struct kvp_gpu *gpu)
+{
+	return gpu->ctx;
+}
+
 const struct kvp_gpu_traits *kvp_gpu_traits(const struct kvp_gpu *gpu)
 {
 	return &gpu->traits;
@@ -371,6 +376,27 @@ int kvp_gpu_launch(struct kvp_gpu *gpu, uint64_t *ticket)
 	batch->ticket = ++gpu->launched;
 	*ticket = gpu->launched;
 	return 0;
+}
+
+int kvp_gpu_copy_now(struct kvp_gpu *gpu, uint64_t src, uint64_t dst, uint32_t bytes)
+{
+	struct kvp_move_entry entries[2] = { 0 };
+	struct kvp_move_run runs[8] = { 0 };
+	struct kvp_jobs jobs = {
+		.entries = entries,
+		.runs = runs,
+		.max_entries = KVP_ARRAY_SIZE(entries),
+		.max_runs = KVP_ARRAY_SIZE(runs),
+	};
+	struct kvp_jobs_cut cut = { 0 };
+	enum kvp_move_size size;
+	int r = kvp_jobs_bytes(&jobs, src, dst, bytes);
+
+	if (r == 0 && kvp_jobs_params(&jobs, &cut, &gpu->params, &size))
+		r = launch_params(gpu, size, true);
+	if (r == 0)
+		r = check(gpu, gpu->cuda->cuStreamSynchronize(gpu->stream), "cuStreamSynchronize");
+	return r;
 }
 
 /*

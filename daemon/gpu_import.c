@@ -12,6 +12,8 @@
 
 #ifdef KVP_CUDA
 
+#define PROBE_BYTES 4096u /* written to another GPU before it is relied on */
+
 /* One opened allocation: by IPC handle (bytes of the whole allocation) or a mapped VMM range. */
 struct kvp_gpu_import {
 	uint64_t owner;
@@ -115,6 +117,54 @@ static bool device_of(const struct kvp_gpu_imports *imports, const char *name, C
 	return false;
 }
 
+/*
+ * Does what this GPU writes there arrive? Behind some IOMMUs it is lost without an error, whatever
+ * the driver says of the two. `there`: memory of the other's context.
+ */
+static int probe_write(struct kvp_gpu_imports *imports, CUcontext ctx, CUdeviceptr there,
+		       uint8_t *pattern)
+{
+	const struct kvp_cuda *cuda = imports->cuda;
+	uint8_t back[PROBE_BYTES] = { 0 };
+	CUresult res = cuda->cuMemcpyHtoD(there, back, PROBE_BYTES);
+	int r = kvp_cuda_check(cuda, res, "cuMemcpyHtoD");
+
+	for (uint32_t i = 0; i < PROBE_BYTES; i++)
+		pattern[i] = (uint8_t)(i * 7 + 1);
+	(void)cuda->cuCtxSetCurrent(kvp_gpu_ctx(imports->gpu)); /* it has been before */
+	if (r == 0)
+		r = kvp_gpu_copy_now(imports->gpu, (uintptr_t)pattern, there, PROBE_BYTES);
+	(void)cuda->cuCtxSetCurrent(ctx);
+	if (r == 0)
+		r = kvp_cuda_check(cuda, cuda->cuMemcpyDtoH(back, there, PROBE_BYTES),
+				   "cuMemcpyDtoH");
+	return r == 0 && memcmp(back, pattern, PROBE_BYTES) != 0 ? -EOPNOTSUPP : r;
+}
+
+/* With a little memory of the other GPU; this one's context is current again when it returns. */
+static int probe_peer(struct kvp_gpu_imports *imports, CUcontext ctx, char *err, size_t err_bytes)
+{
+	const struct kvp_cuda *cuda = imports->cuda;
+	CUdeviceptr there = 0;
+	void *pattern = NULL;
+	int r = kvp_gpu_host_alloc(imports->gpu, PROBE_BYTES, &pattern);
+
+	if (r == 0)
+		r = kvp_cuda_check(cuda, cuda->cuCtxSetCurrent(ctx), "cuCtxSetCurrent");
+	if (r == 0)
+		r = kvp_cuda_check(cuda, cuda->cuMemAlloc(&there, PROBE_BYTES), "cuMemAlloc");
+	if (r == 0)
+		r = probe_write(imports, ctx, there, pattern);
+	if (there)
+		(void)kvp_cuda_check(cuda, cuda->cuMemFree(there), "cuMemFree"); /* logged */
+	(void)cuda->cuCtxSetCurrent(kvp_gpu_ctx(imports->gpu));
+	kvp_gpu_host_free(imports->gpu, pattern);
+	if (r < 0)
+		(void)snprintf(err, err_bytes, "a try to write the other GPU's memory: %s",
+			       r == -EOPNOTSUPP ? "the bytes do not arrive" : strerror(-r));
+	return r;
+}
+
 /* Its context is held as long as this one may reach its memory. */
 static int enable_peer(struct kvp_gpu_imports *imports, CUdevice device, char *err,
 		       size_t err_bytes)
@@ -122,6 +172,7 @@ static int enable_peer(struct kvp_gpu_imports *imports, CUdevice device, char *e
 	const struct kvp_cuda *cuda = imports->cuda;
 	CUcontext ctx;
 	CUresult res = cuda->cuDevicePrimaryCtxRetain(&ctx, device);
+	int r;
 
 	if (res != CUDA_SUCCESS)
 		return fail(imports, res, "cuDevicePrimaryCtxRetain", err, err_bytes);
@@ -130,6 +181,12 @@ static int enable_peer(struct kvp_gpu_imports *imports, CUdevice device, char *e
 		(void)kvp_cuda_check(cuda, cuda->cuDevicePrimaryCtxRelease(device),
 				     "cuDevicePrimaryCtxRelease");
 		return fail(imports, res, "cuCtxEnablePeerAccess", err, err_bytes);
+	}
+	r = probe_peer(imports, ctx, err, err_bytes);
+	if (r < 0) {
+		(void)kvp_cuda_check(cuda, cuda->cuDevicePrimaryCtxRelease(device),
+				     "cuDevicePrimaryCtxRelease");
+		return r;
 	}
 	imports->peers[imports->n_peers++] = device;
 	return 0;

@@ -6,11 +6,10 @@
  * by the processor. What it says of handles that are no good, of memory that a dead process's
  * mappings keep, and of how much is free, is what a real one says.
  *
- * The environment makes more of it:
- *   KVP_FAKE_CUDA_GPUS  2: there are two GPUs
- *   KVP_FAKE_CUDA_PEER  no: neither reaches the other's memory; fails: enabling that fails;
- * already: somebody has done so KVP_FAKE_CUDA_BUSY  a path: while there is a file, nothing that was
- * launched is seen to be over
+ * The environment makes more of it. KVP_FAKE_CUDA_GPUS is 2: there are two GPUs. KVP_FAKE_CUDA_PEER
+ * is "no": neither reaches the other's memory; "fails": enabling that fails; "already": somebody
+ * has enabled it; "drops": what one writes to the other is lost. KVP_FAKE_CUDA_BUSY is a path:
+ * while there is a file, nothing that was launched is seen to be over.
  *
  * For the programs that play engines with real daemons. In-process tests have tests/fake_gpu.c.
  */
@@ -642,6 +641,18 @@ CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t valu
 	return CUDA_SUCCESS;
 }
 
+static bool is_dropped(uint64_t addr)
+{
+	const struct map *map;
+	bool dropped;
+
+	pthread_mutex_lock(&lock);
+	map = map_at(addr);
+	dropped = map && map->device != current && peer_is("drops");
+	pthread_mutex_unlock(&lock);
+	return dropped;
+}
+
 static void run_rows(const struct kvp_move_entry *e, const struct kvp_move_run *run)
 {
 	const char *src = (const char *)(uintptr_t)e->src + run->src_page * e->src_page_stride +
@@ -672,7 +683,9 @@ static bool is_foreign(uint64_t addr)
 
 	pthread_mutex_lock(&lock);
 	map = map_at(addr);
-	foreign = addr < 65536 || (map && !(map->seen_by >> current & 1));
+	/* What another allocates is seen by who may reach it, what it imports is not. */
+	foreign = addr < 65536 || (map && !(map->seen_by >> current & 1) &&
+				   (map->chunk || map->ipc || !enabled[current][map->device]));
 	pthread_mutex_unlock(&lock);
 	return foreign;
 }
@@ -704,7 +717,7 @@ static CUresult move_rows(CUfunction fn, void **params)
 	if (is_lost() != CUDA_SUCCESS)
 		return CUDA_SUCCESS;
 	for (uint32_t i = 0; i < p->head.n_entries; i++)
-		for (uint32_t k = 0; k < entries[i].n_runs; k++)
+		for (uint32_t k = 0; k < entries[i].n_runs && !is_dropped(entries[i].dst); k++)
 			run_rows(&entries[i], &table[entries[i].first_run + k]);
 	return CUDA_SUCCESS;
 }

@@ -324,6 +324,12 @@ static void enabling_fails(struct rig *rig)
 		refused(rig, "fails", "cuCtxEnablePeerAccess: CUDA_ERROR_TOO_MANY_PEERS");
 }
 
+static void lost_writes(struct rig *rig)
+{
+	if (device_is_fake())
+		refused(rig, "drops", "the bytes do not arrive");
+}
+
 static pid_t engine_fork(void (*fn)(void *), struct engine *e)
 {
 	pid_t pid = fork();
@@ -431,6 +437,7 @@ int main(int argc, char **argv)
 		{ "off", off },
 		{ "not possible", not_possible },
 		{ "enabling fails", enabling_fails },
+		{ "writes that do not arrive", lost_writes },
 		{ "killed in mid-move", killed },
 	};
 
