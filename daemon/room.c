@@ -168,6 +168,8 @@ void kvp_room_free(struct kvp_room *room)
 		*(room->key.is_dest ? &rooms->n_dests : &rooms->n_sends) -= 1;
 		rooms->stats.bytes_rooms -= room->bytes;
 	}
+	if (!room->key.is_dest && room->send.n_chunks - room->send.chunk_base == rooms->chunks_most)
+		rooms->chunks_stale = rooms->chunks_most > 0;
 	if (room->key.is_dest)
 		kvp_dest_clear(room);
 	else
@@ -628,7 +630,8 @@ uint32_t kvp_rooms_count(const struct kvp_rooms *rooms)
 	return rooms->n_rooms;
 }
 
-/* Looks at all ends: for displays. */
+/* Looks at all ends, which takes milliseconds when there are many: only if the fullest is not
+ * known. */
 static uint32_t chunks_most(const struct kvp_rooms *rooms)
 {
 	const struct kvp_room *room;
@@ -641,14 +644,17 @@ static uint32_t chunks_most(const struct kvp_rooms *rooms)
 	return n;
 }
 
-void kvp_rooms_stats(const struct kvp_rooms *rooms, struct kvp_rooms_stats *out)
+void kvp_rooms_stats(struct kvp_rooms *rooms, struct kvp_rooms_stats *out)
 {
+	if (rooms->chunks_stale)
+		rooms->chunks_most = chunks_most(rooms);
+	rooms->chunks_stale = false;
 	*out = rooms->stats;
 	out->dests = rooms->n_dests;
 	out->sends = rooms->n_sends;
 	out->parked_offers = rooms->n_parked;
 	out->notes = rooms->n_notes;
-	out->chunks_most = chunks_most(rooms);
+	out->chunks_most = rooms->chunks_most;
 	out->remembered = rooms->n_history;
 }
 

@@ -252,7 +252,7 @@ struct kvp_rooms_stats {
 	uint64_t drains_late;           /* ends not quiet within timers.drain */
 	uint64_t bytes_rooms;           /* memory of live ends, roughly */
 };
-void kvp_rooms_stats(const struct kvp_rooms *rooms, struct kvp_rooms_stats *out);
+void kvp_rooms_stats(struct kvp_rooms *rooms, struct kvp_rooms_stats *out);
 
 #ifdef KVP_TEST
 /* Test point: answers to offers are kept while on. */

@@ -472,6 +472,7 @@ static void chunk_commit(struct kvp_room *room, const Kvp__Submit *msg,
 			(struct kvp_room_sent_segment){ msg->segments[i]->bytes,
 							msg->segments[i]->id, msg->seq };
 	send->n_chunks++;
+	kvp_chunks_counted(room, send->n_chunks - send->chunk_base - 1);
 	send->last_seen = msg->last;
 	if (room->state == KVP__ROOM_STATE__ROOM_READY)
 		kvp_room_set_state(room, KVP__ROOM_STATE__ROOM_SENDING);
@@ -551,13 +552,26 @@ Kvp__Status kvp_rooms_submit(struct kvp_rooms *rooms, struct kvp_room_owner *own
 	return status;
 }
 
+/* So that a display need not look at all rooms for the fullest one. */
+void kvp_chunks_counted(struct kvp_room *room, uint32_t before)
+{
+	struct kvp_rooms *rooms = room->rooms;
+	uint32_t n = room->send.n_chunks - room->send.chunk_base;
+
+	if (n < before && before == rooms->chunks_most)
+		rooms->chunks_stale = true;
+	rooms->chunks_most = KVP_MAX(rooms->chunks_most, n);
+}
+
 void kvp_chunks_freed(struct kvp_room *room, uint32_t source_free)
 {
 	struct kvp_room_send *send = &room->send;
 
 	uint32_t base = KVP_MIN(source_free, send->n_chunks);
+	uint32_t before = send->n_chunks - send->chunk_base;
 
 	send->chunk_base = KVP_MAX(send->chunk_base, base);
+	kvp_chunks_counted(room, before);
 }
 
 /* ---- ready -------------------------------------------------------------------------------------
@@ -718,6 +732,7 @@ Kvp__Status kvp_rooms_recall(struct kvp_rooms *rooms, struct kvp_room_owner *own
 void kvp_chunks_recalled(struct kvp_room *room, uint32_t from)
 {
 	struct kvp_room_send *send = &room->send;
+	uint32_t before = send->n_chunks - send->chunk_base;
 
 	while (send->n_chunks > from && send->n_chunks > send->chunk_base) {
 		const struct kvp_room_chunk *chunk = chunk_at(send, send->n_chunks - 1);
@@ -732,6 +747,7 @@ void kvp_chunks_recalled(struct kvp_room *room, uint32_t from)
 		send->n_chunks--;
 		send->last_seen = false;
 	}
+	kvp_chunks_counted(room, before);
 	while (send->n_segments && send->segments[send->n_segments - 1].seq >= send->n_chunks)
 		send->n_segments--;
 	if (room->state == KVP__ROOM_STATE__ROOM_SENDING && send->n_chunks == 0)

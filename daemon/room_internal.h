@@ -283,6 +283,8 @@ struct kvp_rooms {
 	uint64_t ended_at_ns; /* when the first of the ended ones goes; UINT64_MAX: none */
 	struct kvp_room_note *notes;
 	uint32_t n_notes;
+	uint32_t chunks_most; /* of one open without source free, at least */
+	bool chunks_stale;    /* that one has fewer since, or is gone */
 	bool hold_offers;
 	struct kvp_room_kept *kept;
 	/* timer: a binary heap by deadline, one uv timer for its top */
@@ -389,6 +391,8 @@ void kvp_sleg_free(struct kvp_sleg *leg);
 /* room_chunk.c */
 /* What was submitted before the destinations were known, against what they say: false: failed. */
 bool kvp_chunks_ready(struct kvp_room *room);
+/* The room's chunks without source free were `before`. */
+void kvp_chunks_counted(struct kvp_room *room, uint32_t before);
 void kvp_chunks_freed(struct kvp_room *room, uint32_t source_free);
 void kvp_chunks_recalled(struct kvp_room *room, uint32_t from);
 /* The recall, if one is pending, ends with the room. */

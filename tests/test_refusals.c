@@ -703,10 +703,12 @@ Test(refusals, limits)
 	gauge(room.src.client, "limits.max_pools", 2, 1024, 0);
 	gauge(room.src.client, "limits.max_entries", 3, 512, 0);
 	gauge(room.src.client, "client.max_sessions", 2, 256, 0);
+	gauge(room.src.client, "client.max_process_sessions", 2, 64, 0);
 	RIG_REQUIRE(kvp_room_wait_source_free(room.src.client, room.src.room, 1,
 					      FAULT_SECS * 1000) == 0);
 	fault_submit(&room, FAULT_REST);
 	fault_completes(&room);
+	gauge(room.src.client, "limits.max_parked_chunks", 0, 1, 1);
 	fault_close(&room);
 	support_daemon_end(&served.daemon);
 }
