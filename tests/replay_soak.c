@@ -35,6 +35,7 @@
 #define WAIT_S 60       /* for a room to be over */
 #define CALM_ROOMS 150u /* of a calm phase, once every pair of ranks has had one */
 #define META 1u         /* id of its bytes; the segment has 0 */
+#define PHASES (KVP_ROOM_RELEASED + 1)
 #define SETTING                                                                              \
 	"heartbeat = 200ms\nlost_after = 3s\nretry_min = 10ms\nretry_max = 100ms\n"          \
 	"[host]\nslots = 8\nslot_bytes = 64k\n[stop]\ndrain = 100ms\n[timers]\nopen = 10s\n" \
@@ -100,6 +101,12 @@ struct dst {
 	struct soak_place places[SOAK_TOKENS];
 };
 
+/* Wrong bytes of our own, one of each in the first calm phase: that they are noticed. */
+enum spoil { SPOIL_ROW, SPOIL_STALE, SPOIL_GAP, SPOIL_FREE, SPOILS };
+
+static const char *const spoils[SPOILS] = { "a bit of a row", "a row of another generation",
+					    "a byte between rows", "a byte of a free page" };
+
 enum mood {
 	TROUBLED, /* anything may happen */
 	WARMING,  /* nothing happens any more, but sessions may yet be found broken */
@@ -128,6 +135,8 @@ static struct world {
 	uint32_t pairs[N_SRCS][N_DSTS]; /* rooms that completed while warming */
 	uint64_t n_rooms, n_chunks, n_delivered, n_completes, n_aborts, n_calm;
 	uint64_t n_kills, n_stops, n_stands, n_clients, n_pauses, n_holds;
+	uint64_t n_local, n_abort_at[PHASES]; /* by the phase of the end that aborts */
+	enum spoil spoil;                     /* the next one; SPOILS: all are done */
 	uint64_t fails[40];
 } all; /* for callbacks; passed on otherwise */
 
@@ -313,10 +322,12 @@ static void room_begin(struct world *world, struct room *room)
 	ends_plan(world, room);
 	if (world->mood == TROUBLED && chance(world, 20))
 		room->abort_ns = soon(world);
-	if (room_reserve(room))
+	if (room_reserve(room)) {
 		room->busy = true;
-	else
+		world->n_local += room->srcs[0].end.rank->node == room->dsts[0].end.rank->node;
+	} else {
 		room->id_spent = !again; /* was never used: the number is not either */
+	}
 }
 
 /* ---- failures ------------------------------------------------------------------------------- */
@@ -611,6 +622,33 @@ static void dst_expect(const struct room *room, struct dst *dst)
 	soak_dest_begin(pool, &dst->side, dst->first, room->last, &key, dst->places);
 }
 
+/* What the daemons have brought is changed, looked at, and put right again. */
+static void spoil_complete(struct world *world, const struct room *room, struct dst *dst)
+{
+	struct soak_pool *soak = &dst->end.rank->pool;
+	struct soak_who whose = who(room, &dst->end, "(spoiled on purpose)");
+	struct rig_key stale = { room->id, room->generation - 1 };
+	const struct kvp_entry_desc *narrow = &soak->pool.entries[1];
+	uint8_t *page =
+		soak->pool.mem + narrow->offset + (uint64_t)dst->pages[0] * narrow->page_stride;
+
+	if (dst->first == room->last || !dst->places[0].mine || world->mood != CALM)
+		return;
+	page += (uint64_t)dst->places[0].own * narrow->row_stride;
+	if (world->spoil == SPOIL_ROW)
+		*page ^= 1;
+	else if (world->spoil == SPOIL_GAP)
+		page[narrow->row_bytes] ^= 0x80;
+	else
+		rig_put_rows(soak->pool.mem, &soak->pool, &dst->side, dst->first, dst->first + 1,
+			     &stale);
+	soak_dest_all(soak, dst->pages, dst->n_pages, &whose);
+	RIG_REQUIRE(soak_wrong > 0, "%s is not noticed", spoils[world->spoil]);
+	printf("noticed: %s, %llu bytes\n", spoils[world->spoil++], (unsigned long long)soak_wrong);
+	soak_wrong = 0;
+	soak_dest_repair(soak, dst->pages, dst->n_pages);
+}
+
 static void dst_complete(struct world *world, const struct room *room, struct dst *dst,
 			 const struct kvp_room_state *state)
 {
@@ -623,6 +661,8 @@ static void dst_complete(struct world *world, const struct room *room, struct ds
 	dst->end.complete = true;
 	world->n_completes++;
 	soak_dest_all(&dst->end.rank->pool, dst->pages, dst->n_pages, &whose);
+	if (world->spoil < SPOIL_FREE && soak_wrong == 0)
+		spoil_complete(world, room, dst);
 	rig_put_segment(meta, room->meta_bytes, &key, META);
 	RIG_REQUIRE(state->meta_bytes == room->meta_bytes &&
 			    (!room->meta_bytes || !memcmp(state->meta, meta, room->meta_bytes)),
@@ -700,6 +740,7 @@ static void end_abort(struct world *world, struct room *room, struct end *end)
 {
 	room->aborted = true;
 	world->n_aborts++;
+	world->n_abort_at[rig_state(end->rank->client, end->id).phase]++;
 	RIG_CALL(end->rank->client, kvp_abort(end->rank->client, end->id, "soak"));
 }
 
@@ -1029,7 +1070,7 @@ static void clients_turn(struct world *world)
 	(void)poll(fds, N_RANKS, 1);
 	for (i = 0; i < N_RANKS; i++)
 		RIG_REQUIRE(kvp_process(world->ranks[i].client) >= 0);
-	world->now = rig_now_ns();
+	world->now = soak_now = rig_now_ns(); /* one turn is one moment */
 }
 
 /* Returns how many rooms there are. */
@@ -1053,6 +1094,22 @@ static uint32_t turn(struct world *world)
 	return busy;
 }
 
+/* Nobody has any business in a page that has been given back. */
+static void spoil_free(struct world *world)
+{
+	struct rank *rank = &world->ranks[N_SRCS];
+	struct soak_pool *soak = &rank->pool;
+	uint8_t *mem = soak->pool.mem + soak->pool.entries[0].offset +
+		       (uint64_t)soak->free[soak->n_free - 1] * soak->pool.entries[0].page_stride;
+
+	*mem ^= 0x10;
+	rank_scan(rank);
+	*mem ^= 0x10;
+	RIG_REQUIRE(soak_wrong == 1, "%llu bytes of a free page", (unsigned long long)soak_wrong);
+	printf("noticed: %s\n", spoils[world->spoil++]);
+	soak_wrong = 0;
+}
+
 /* No new rooms until those that there are, and all trouble, are over. */
 static void settle(struct world *world)
 {
@@ -1067,6 +1124,8 @@ static void settle(struct world *world)
 	world->closing = false;
 	for (i = 0; i < N_RANKS; i++)
 		rank_scan(&world->ranks[i]);
+	if (world->spoil == SPOIL_FREE && soak_wrong == 0)
+		spoil_free(world);
 }
 
 static void with_trouble(struct world *world, uint64_t until_ns)
@@ -1098,7 +1157,7 @@ static void without_trouble(struct world *world)
 	while (!is_warm(world))
 		(void)turn(world);
 	world->mood = CALM;
-	while (world->n_calm < n)
+	while (world->n_calm < n || world->spoil < SPOIL_FREE)
 		(void)turn(world);
 	settle(world);
 	world->mood = TROUBLED;
@@ -1123,7 +1182,12 @@ static void summary(const struct world *world, uint64_t seed, double secs)
 	       ull(world->n_aborts), ull(n_restarts), ull(world->n_kills), ull(world->n_stops),
 	       ull(world->n_stands), ull(world->n_clients), ull(world->n_pauses),
 	       ull(world->n_holds));
-	printf("ends failed:");
+	printf("rooms inside a daemon %llu; pages taken %llu, used before %llu, given back in that "
+	       "turn %llu; aborts by phase:",
+	       ull(world->n_local), ull(soak_taken), ull(soak_reused), ull(soak_at_once));
+	for (i = 0; i < KVP_ARRAY_SIZE(world->n_abort_at); i++)
+		printf(" %llu", ull(world->n_abort_at[i]));
+	printf("\nends failed:");
 	for (i = 0; i < KVP_ARRAY_SIZE(world->fails); i++)
 		if (world->fails[i])
 			printf(" %s %llu", kvp_status_name((enum kvp_status)i),
@@ -1175,6 +1239,7 @@ static void soak(struct rig *rig)
 	}
 	summary(world, seed, (double)(rig_now_ns() - from) / 1e9);
 	RIG_REQUIRE(soak_wrong == 0, "%llu wrong bytes", (unsigned long long)soak_wrong);
+	RIG_REQUIRE(world->spoil == SPOILS && soak_at_once > 0, "nothing was tested");
 }
 
 int main(int argc, char **argv)

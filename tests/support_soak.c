@@ -11,6 +11,7 @@
 #define BLOCK 4096u
 
 uint64_t soak_checked, soak_wrong;
+uint64_t soak_now = 1, soak_taken, soak_reused, soak_at_once;
 
 /* ---- pools ---------------------------------------------------------------------------------- */
 
@@ -53,8 +54,12 @@ void soak_take(struct soak_pool *soak, uint32_t *pages, uint32_t n)
 	uint32_t i;
 
 	RIG_REQUIRE(n <= soak->n_free, "%u pages of %u", n, soak->n_free);
-	for (i = 0; i < n; i++)
+	for (i = 0; i < n; i++) {
 		pages[i] = soak->free[--soak->n_free];
+		soak_reused += soak->given[pages[i]] > 0;
+		soak_at_once += soak->given[pages[i]] == soak_now;
+	}
+	soak_taken += n;
 }
 
 void soak_give(struct soak_pool *soak, const uint32_t *pages, uint32_t n)
@@ -62,8 +67,10 @@ void soak_give(struct soak_pool *soak, const uint32_t *pages, uint32_t n)
 	uint32_t i;
 
 	RIG_REQUIRE(soak->n_free + n <= SOAK_PAGES);
-	for (i = 0; i < n; i++)
+	for (i = 0; i < n; i++) {
 		soak->free[soak->n_free++] = pages[i];
+		soak->given[pages[i]] = soak_now;
+	}
 }
 
 void soak_side(const struct soak_pool *soak, uint64_t from, uint64_t to, const uint32_t *pages,
@@ -253,6 +260,19 @@ void soak_dest_all(const struct soak_pool *soak, const uint32_t *pages, uint32_t
 		for (entry = 0; entry < SOAK_ENTRIES; entry++) {
 			area(soak, entry, pages[i], &at, &bytes);
 			look_new(soak, at, bytes, who);
+		}
+	}
+}
+
+void soak_dest_repair(struct soak_pool *soak, const uint32_t *pages, uint32_t n)
+{
+	uint64_t at, bytes;
+	uint32_t i, entry;
+
+	for (i = 0; i < n; i++) {
+		for (entry = 0; entry < SOAK_ENTRIES; entry++) {
+			area(soak, entry, pages[i], &at, &bytes);
+			memcpy(soak->pool.mem + at, soak->next + at, bytes);
 		}
 	}
 }

@@ -23,6 +23,7 @@ struct soak_pool {
 	struct kvp_side_desc side; /* of the rank, without pages */
 	uint8_t *image, *next;
 	uint32_t free[SOAK_PAGES], n_free;
+	uint64_t given[SOAK_PAGES]; /* when each was given back last, by soak_now; 0: never */
 };
 
 /* Where the row of a position lies in the pages of a list. */
@@ -39,6 +40,9 @@ struct soak_who {
 
 /* Bytes that were looked at, and those that were wrong, in all pools. */
 extern uint64_t soak_checked, soak_wrong;
+/* The caller's time, from 1 on; pages taken, those that had been used before, and of these those
+ * that were given back at the same time. */
+extern uint64_t soak_now, soak_taken, soak_reused, soak_at_once;
 
 void soak_pool_make(struct soak_pool *soak, uint32_t dcp_size, uint32_t dcp_rank,
 		    uint32_t interleave, uint64_t salt);
@@ -67,6 +71,8 @@ void soak_dest_rows(const struct soak_pool *soak, const struct soak_place *place
 /* Everything has to be there. */
 void soak_dest_all(const struct soak_pool *soak, const uint32_t *pages, uint32_t n,
 		   const struct soak_who *who);
+/* Everything is as it has to be, whatever was there. */
+void soak_dest_repair(struct soak_pool *soak, const uint32_t *pages, uint32_t n);
 /* Nothing comes any more; what is there stays. */
 void soak_dest_end(struct soak_pool *soak, const uint32_t *pages, uint32_t n,
 		   const struct soak_who *who);
