@@ -164,6 +164,7 @@ static int ask_transport(struct kvp_lane *lane)
 	if (r < 0 && puts_into_peer(lane) && ring->dmabuf >= 0) {
 		(void)snprintf(ring->dmabuf_reason, sizeof(ring->dmabuf_reason), "%s", why);
 		kvp_closep(&ring->dmabuf);
+		ring->dmabuf = -1;
 		r = ask_both(lane, &word, why, sizeof(why));
 	}
 	if (r == 0)
