@@ -59,5 +59,4 @@
 /* Feature bits: what a speaker can do beyond its version. Unknown bits are ignored. */
 #define KVP_FEATURE_TEST_HOLD (1ull << 0) /* built with test points */
 #define KVP_FEATURE_CUDA (1ull << 1)      /* pools in GPU memory */
-#define KVP_FEATURE_DIRECT (1ull << 2)    /* direct mode */
 #define KVP_FEATURE_DMABUF (1ull << 3)    /* takes dma-bufs of pools in GPU memory */
