@@ -169,6 +169,7 @@ $(BUILD)/tests/test_ctl_plan $(BUILD)/tests/fuzz_vectors: $(BUILD)/client/ctl_pl
 $(BUILD)/tests/test_qp $(BUILD)/tests/test_net_verbs $(BUILD)/tests/test_net_rails $(BUILD)/tests/test_net_direct: $(BUILD)/tests/fake_verbs.o
 $(BUILD)/tests/test_direct $(BUILD)/tests/test_direct_hostile: $(BUILD)/tests/fake_direct.o $(BUILD)/tests/fake_verbs.o
 $(BUILD)/tests/test_gpu: $(BUILD)/tests/fake_gpu.o
+$(BUILD)/tests/test_direct_gpu: $(BUILD)/tests/fake_gpu.o $(BUILD)/tests/fake_direct.o $(BUILD)/tests/fake_verbs.o
 $(FUZZ_BIN): $(if $(FUZZ),,$(BUILD)/tests/corpus_main.o)
 $(FUZZ_BIN): EXTRA := $(if $(FUZZ),-fsanitize=fuzzer)
 $(CRITERION_BIN) $(FAKE_GPU_BIN) $(FAKE_DIRECT_BIN): EXTRA := -lcriterion

@@ -104,6 +104,7 @@ static const struct {
 	[KVP_WHY_WINDOWS] = { "windows", "no memory window was to be had" },
 	[KVP_WHY_RUNS] = { "runs", "too many or too short runs of rows: data.direct_run_bytes" },
 	[KVP_WHY_SUMS] = { "sums", "sums travel with slots: data.checksum" },
+	[KVP_WHY_UNSEEN] = { "unseen", "the GPU cannot be told to look at what a NIC wrote" },
 };
 
 const char *kvp_why_name(enum kvp_why why)

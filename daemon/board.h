@@ -65,6 +65,7 @@ enum kvp_why {
 	KVP_WHY_WINDOWS, /* no window was to be had */
 	KVP_WHY_RUNS,    /* too many, or too short, runs */
 	KVP_WHY_SUMS,    /* the leg has sums, which are for slots */
+	KVP_WHY_UNSEEN,  /* the GPU would not see what a NIC wrote */
 	KVP_WHY_N,
 };
 /* "mode", "sender", ...; and in words. */

@@ -384,4 +384,25 @@ int kvp_gpu_import_vmm(struct kvp_gpu_imports *imports, const struct kvp_gpu_chu
 	return 0;
 }
 
+int kvp_gpu_import_dmabuf(struct kvp_gpu_imports *imports, const struct kvp_gpu_import *import,
+			  int *fd, char *err, size_t err_bytes)
+{
+	const struct kvp_cuda *cuda = imports->cuda;
+	CUresult res;
+	int made = -1;
+
+	if (!import->vmm || !kvp_gpu_traits(imports->gpu)->dmabuf) {
+		(void)snprintf(err, err_bytes, "%s",
+			       import->vmm ? "the device or its driver makes no dma-bufs"
+					   : "no dma-buf is made of memory by IPC");
+		return -EOPNOTSUPP;
+	}
+	res = cuda->cuMemGetHandleForAddressRange(&made, import->base, import->bytes,
+						  CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+	if (res != CUDA_SUCCESS)
+		return fail(imports, res, "cuMemGetHandleForAddressRange", err, err_bytes);
+	*fd = made;
+	return 0;
+}
+
 #endif

@@ -58,6 +58,13 @@ int kvp_gpu_import_vmm(struct kvp_gpu_imports *imports, const struct kvp_gpu_chu
 int kvp_gpu_import_peer(struct kvp_gpu_imports *imports, const char *uuid, char *err,
 			size_t err_bytes);
 
+/*
+ * A dma-buf of a range of chunks, all of it, which the caller closes; -EOPNOTSUPP, or what the
+ * driver says, with a text in `err`.
+ */
+int kvp_gpu_import_dmabuf(struct kvp_gpu_imports *imports, const struct kvp_gpu_import *import,
+			  int *fd, char *err, size_t err_bytes);
+
 void kvp_gpu_import_put(struct kvp_gpu_imports *imports, struct kvp_gpu_import *import);
 
 /* Imports open now, and their bytes. */

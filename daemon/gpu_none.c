@@ -195,6 +195,16 @@ int kvp_gpu_import_peer(struct kvp_gpu_imports *imports, const char *uuid, char 
 	return -ENODEV;
 }
 
+int kvp_gpu_import_dmabuf(struct kvp_gpu_imports *imports, const struct kvp_gpu_import *import,
+			  int *fd, char *err, size_t err_bytes)
+{
+	(void)imports;
+	(void)import;
+	(void)fd;
+	(void)snprintf(err, err_bytes, "built without CUDA");
+	return -ENODEV;
+}
+
 void kvp_gpu_import_put(struct kvp_gpu_imports *imports, struct kvp_gpu_import *import)
 {
 	(void)imports;

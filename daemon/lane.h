@@ -93,7 +93,7 @@ struct kvp_order_pool {
 	uint64_t owner;                   /* whose handles they are: the session */
 	char home[48]; /* UUID of the GPU that has the memory; "": this lane's, or none */
 	/* Owned [n_chunks], and the descriptors too: chunks, behind them dma-bufs. Closed once the
-	 * pool is mapped. */
+	 * pool is mapped; dma-bufs, where peers may write into it, once it is registered. */
 	int *chunk_fds;
 	uint64_t *chunk_bytes; /* owned [n_chunks]; of chunks */
 	uint32_t n_chunks;
@@ -320,10 +320,11 @@ struct kvp_lane_status {
 	uint64_t fell_back[KVP_WHY_N];        /* pieces that landed in a slot, by reason */
 	uint64_t windows, regions;            /* open to peers now, and registered */
 	uint64_t region_bytes;
-	uint64_t launches, gpu_busy;    /* launches sent out; of them not over */
-	uint64_t flushes;               /* times the GPU was told to look at a NIC's writes */
-	uint64_t imports, import_bytes; /* memory of clients on the GPU, mapped now */
-	uint32_t holds[12];             /* test builds: pieces kept at each test point */
+	uint64_t regions_dmabuf, regions_vmm; /* of them, a GPU's by dma-bufs: its owner's, ours */
+	uint64_t launches, gpu_busy;          /* launches sent out; of them not over */
+	uint64_t flushes;                     /* times the GPU was told to look at a NIC's writes */
+	uint64_t imports, import_bytes;       /* memory of clients on the GPU, mapped now */
+	uint32_t holds[12];                   /* test builds: pieces kept at each test point */
 	struct kvp_lane_slot_status pack[KVP_LANE_SLOTS_SHOWN], land[KVP_LANE_SLOTS_SHOWN];
 	struct kvp_net_stats net;
 	char net_describe[256];

@@ -36,6 +36,9 @@
  * nothing. */
 #define KVP_LANE_LATE 16384u
 #define KVP_LANE_LOCAL_MOVES 256u
+/* Dma-bufs of clients' memory that a lane keeps before they are registered, and of those that are:
+ * each is a descriptor. */
+#define KVP_LANE_DMABUFS 1024u
 /* A GPU lane looks at its launches that often once it has spun for nothing. */
 #define KVP_LANE_NAP_NS 20000
 /* What a GPU lane launches in a turn, in the place of the numbers below. */
@@ -76,11 +79,18 @@ STAILQ_HEAD(kvp_run_blocks, kvp_run_block);
 
 /* ---- objects that others refer to ------------------------------------------------------------ */
 
+enum kvp_region_how {
+	KVP_REGION_HOST,   /* memory of the host */
+	KVP_REGION_DMABUF, /* of a GPU, by a dma-buf of its owner */
+	KVP_REGION_VMM,    /* by one of our own mapping */
+};
+
 /* A part of a pool's memory that the transport knows, or will. */
 struct kvp_direct_region {
 	uint8_t *base;
 	uint64_t bytes;
 	uint32_t fd_idx;
+	enum kvp_region_how how;
 	struct kvp_net_region *net; /* owned; NULL: not yet */
 };
 
@@ -94,6 +104,7 @@ enum kvp_direct_state {
 struct kvp_direct_pool {
 	struct kvp_lane_pool *pool;
 	enum kvp_direct_state state;
+	enum kvp_why why; /* UNABLE */
 	uint32_t n_regions, n_done;
 	char err[160];
 	TAILQ_ENTRY(kvp_direct_pool) link;
@@ -107,6 +118,7 @@ struct kvp_lane_pool {
 	struct kvp_order_pool *order;   /* owned */
 	uint32_t refs;                  /* rx and tx that use it */
 	bool ended;
+	uint16_t n_dmabufs;              /* that came with it and are open */
 	struct kvp_gpu_import **imports; /* owned [order->n_fds]; NULL: host memory */
 };
 
@@ -216,6 +228,7 @@ struct kvp_rx_piece {
 	bool direct;     /* granted without a slot: the sender writes into the pool */
 	bool may_direct; /* the sender can */
 	bool decided;    /* it goes by a slot */
+	bool written;    /* HERE: it lies in the pool, and the GPU has to be told */
 	uint32_t tokens;
 	uint32_t n_runs, runs_told, runs_written; /* direct */
 	uint64_t token;                           /* direct: what WRITTEN must name */
@@ -494,9 +507,11 @@ struct kvp_lane {
 	struct kvp_rxs dirty_rxs;
 	struct kvp_txs dirty_txs, local, fenced;
 	uint64_t fence_next_ns, fence_since_ns;
-	uint32_t ahead; /* pieces packed without a grant */
-	uint32_t here;  /* pieces in rx_here */
-	uint32_t holds; /* bits by enum kvp_hold */
+	uint32_t ahead;     /* pieces packed without a grant */
+	uint32_t here;      /* pieces in rx_here */
+	bool unseen;        /* some of them were written into pools of the GPU */
+	uint32_t n_dmabufs; /* of pools, not registered */
+	uint32_t holds;     /* bits by enum kvp_hold */
 
 	struct kvp_rx_piece *rx_pool; /* owned [KVP_LANE_RX_PIECES] */
 	struct kvp_tx_piece *tx_pool; /* owned [KVP_LANE_TX_PIECES] */
@@ -550,6 +565,8 @@ void kvp_lane_publish(struct kvp_lane *lane);
 
 struct kvp_lane_pool *kvp_lane_pool_find(struct kvp_lane *lane, uint64_t id);
 void kvp_lane_pool_put(struct kvp_lane *lane, struct kvp_lane_pool *pool);
+/* Closes the dma-bufs that came with a pool, if they are open. */
+void kvp_lane_pool_close_fds(struct kvp_lane *lane, struct kvp_lane_pool *pool);
 /* Is the chunk's fence reached? Negative: it does not exist. */
 int kvp_lane_fence_reached(struct kvp_lane *lane, const struct kvp_order_chunk *chunk);
 
@@ -697,6 +714,10 @@ static inline bool kvp_lane_direct(const struct kvp_lane *lane)
 void kvp_direct_pool_want(struct kvp_lane *lane, struct kvp_lane_pool *pool);
 /* No window into the pool is left. */
 void kvp_direct_pool_free(struct kvp_lane *lane, struct kvp_lane_pool *pool);
+/* Registers one region of those that are wanted: how many. rx_register.c, like the two above */
+uint32_t kvp_direct_register(struct kvp_lane *lane);
+/* Has the GPU to be told to look at what a NIC wrote into its pools? */
+bool kvp_direct_flushes(const struct kvp_lane *lane);
 /* Steps of the turn: registers, closes windows. */
 uint32_t kvp_direct_turn(struct kvp_lane *lane);
 /* Grants the piece at the head of the leg's queue: 1 granted, 0 it has to land, -EAGAIN not now. */

@@ -25,16 +25,43 @@ struct kvp_lane_pool *kvp_lane_pool_find(struct kvp_lane *lane, uint64_t id)
 	return node ? KVP_CONTAINER_OF(node, struct kvp_lane_pool, node) : NULL;
 }
 
-static void close_chunks(struct kvp_order_pool *order)
+static void close_fds(struct kvp_order_pool *order, uint32_t n)
 {
-	for (uint32_t i = 0; i < order->n_chunks; i++)
+	for (uint32_t i = 0; i < n; i++) {
 		kvp_closep(&order->chunk_fds[i]);
-	order->n_chunks = 0;
+		order->chunk_fds[i] = -1;
+	}
+}
+
+void kvp_lane_pool_close_fds(struct kvp_lane *lane, struct kvp_lane_pool *pool)
+{
+	close_fds(pool->order, pool->order->n_chunks);
+	lane->n_dmabufs -= pool->n_dmabufs;
+	pool->n_dmabufs = 0;
+}
+
+/* The mapping holds the memory. Dma-bufs are for NICs, and for pools of this lane. */
+static void close_mapped(struct kvp_lane *lane, struct kvp_lane_pool *pool)
+{
+	struct kvp_order_pool *order = pool->order;
+	uint32_t chunks = 0, dmabufs;
+
+	for (uint32_t i = 0; i < order->n_fds; i++)
+		chunks += order->memories[i].n_chunks;
+	dmabufs = order->n_chunks - chunks;
+	if (!kvp_lane_direct(lane) || order->home[0] ||
+	    lane->n_dmabufs + dmabufs > KVP_LANE_DMABUFS) {
+		close_fds(order, order->n_chunks);
+		return;
+	}
+	close_fds(order, chunks);
+	pool->n_dmabufs = (uint16_t)dmabufs;
+	lane->n_dmabufs += dmabufs;
 }
 
 static void order_pool_free(struct kvp_order_pool *order)
 {
-	close_chunks(order);
+	close_fds(order, order->n_chunks);
 	free(order->chunk_fds);
 	free(order->chunk_bytes);
 	free(order->memories);
@@ -103,7 +130,7 @@ static bool pool_map(struct kvp_lane *lane, struct kvp_lane_pool *pool)
 		(void)snprintf(err, sizeof(err), "lane %s has no GPU", lane->config.name);
 	}
 	if (r == 0) {
-		close_chunks(order); /* the mapping holds the memory */
+		close_mapped(lane, pool);
 		kvp_board_post(board, lane->config.loop, KVP_BOARD_READY);
 		return true;
 	}
@@ -120,6 +147,7 @@ static void pool_free(struct kvp_lane *lane, struct kvp_lane_pool *pool)
 	struct kvp_board *board = pool->order->board;
 
 	kvp_direct_pool_free(lane, pool);
+	kvp_lane_pool_close_fds(lane, pool);
 	kvp_lane_pool_unmap(lane, pool);
 	kvp_table_remove(&lane->pools, &pool->node);
 	order_pool_free(pool->order); /* and the pool with it */

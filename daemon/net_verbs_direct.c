@@ -269,6 +269,7 @@ static int region_tell(struct kvp_net *net, struct kvp_net_region *region, char 
 int kvp_vb_region_add(struct kvp_net *net, const struct kvp_net_span *span,
 		      struct kvp_net_region **out, char *err, size_t err_bytes)
 {
+	const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 	struct kvp_net_region *region;
 	int r = 0;
 
@@ -284,6 +285,10 @@ int kvp_vb_region_add(struct kvp_net *net, const struct kvp_net_span *span,
 	region->bytes = span->bytes;
 	region->dmabuf_fd = -1;
 	if (span->dmabuf_fd >= 0) {
+		/* Both have to begin at the same byte of a page. Peers name any address that we
+		 * choose: ours need not be so, since an allocation of another process is not at the
+		 * same place of a page here. */
+		region->addr -= (region->addr - span->dmabuf_offset) % page;
 		region->dmabuf_offset = span->dmabuf_offset;
 		region->dmabuf_fd = fcntl(span->dmabuf_fd, F_DUPFD_CLOEXEC, 0);
 		r = region->dmabuf_fd < 0 ? -errno : 0;

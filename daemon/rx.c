@@ -513,13 +513,12 @@ void kvp_rx_settle(struct kvp_rx *rx)
 {
 	struct kvp_lane *lane = rx->lane;
 	struct kvp_board *board = rx->order->board;
+	const struct kvp_direct_pool *direct = rx->pool->direct;
+	bool pool = direct && direct->state == KVP_DIRECT_UNABLE && rx->unable == direct->why;
 
 	if (rx->unable)
 		kvp_rx_fail(rx, KVP__STATUS__STATUS_UNSUPPORTED, "data.mode is direct, but %s%s%s",
-			    kvp_why_text(rx->unable),
-			    rx->unable == KVP_WHY_MEMORY && rx->pool->direct ? ": " : "",
-			    rx->unable == KVP_WHY_MEMORY && rx->pool->direct ? rx->pool->direct->err
-									     : "");
+			    kvp_why_text(rx->unable), pool ? ": " : "", pool ? direct->err : "");
 	if (rx->moved && !rx->failed) {
 		atomic_store_explicit(&board->arrived, arrived(rx), memory_order_release);
 		kvp_board_progress(board, lane->now_ns);

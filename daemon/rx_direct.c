@@ -14,151 +14,7 @@
 #include <string.h>
 
 #include "daemon/lane_impl.h"
-#include "daemon/log.h"
 #include "proto/util.h"
-
-/* Offsets in a window have 32 bits; some devices take no more at once either. */
-#define REGION_BYTES (UINT64_C(2) << 30)
-
-/* ---- memory of pools ------------------------------------------------------------------------- */
-
-/* What entries take up of one mapping: all that lies between their ends. */
-static void extent(const struct kvp_order_pool *pool, uint32_t fd_idx, uint64_t *from, uint64_t *to)
-{
-	*from = UINT64_MAX;
-	*to = 0;
-	for (uint32_t i = 0; i < pool->n_entries; i++) {
-		const struct kvp_entry *entry = &pool->entries[i];
-
-		if (entry->fd_idx != fd_idx)
-			continue;
-		*from = KVP_MIN(*from, entry->base);
-		*to = KVP_MAX(*to, entry->base + entry->bytes);
-	}
-	*from = KVP_MIN(*from, *to);
-}
-
-static uint64_t count_regions(const struct kvp_order_pool *pool)
-{
-	uint64_t from, to, n = 0;
-
-	for (uint32_t i = 0; i < pool->n_fds; i++) {
-		extent(pool, i, &from, &to);
-		n += KVP_DIV_UP(to - from, REGION_BYTES);
-	}
-	return n;
-}
-
-static void cut_regions(struct kvp_direct_pool *direct, const struct kvp_order_pool *pool)
-{
-	uint64_t from, to;
-
-	for (uint32_t i = 0; i < pool->n_fds; i++) {
-		extent(pool, i, &from, &to);
-		for (; from < to; from += REGION_BYTES)
-			direct->regions[direct->n_regions++] = (struct kvp_direct_region){
-				.base = pool->fd_maps[i] + from,
-				.bytes = KVP_MIN(to - from, REGION_BYTES),
-				.fd_idx = i,
-			};
-	}
-}
-
-void kvp_direct_pool_want(struct kvp_lane *lane, struct kvp_lane_pool *pool)
-{
-	uint64_t n;
-
-	if (pool->direct || !kvp_lane_direct(lane))
-		return;
-
-	n = count_regions(pool->order);
-	if (n == 0 || n > KVP_WIRE_LEG_WINDOWS)
-		return;
-	pool->direct = calloc(1, sizeof(*pool->direct) + n * sizeof(pool->direct->regions[0]));
-	if (!pool->direct)
-		return;
-
-	pool->direct->pool = pool;
-	cut_regions(pool->direct, pool->order);
-	TAILQ_INSERT_TAIL(&lane->registering, pool->direct, link);
-}
-
-static void forget_regions(struct kvp_lane *lane, struct kvp_direct_pool *direct)
-{
-	while (direct->n_done > 0) {
-		struct kvp_direct_region *region = &direct->regions[--direct->n_done];
-
-		lane->config.net->region_remove(lane->net, region->net);
-		region->net = NULL;
-		lane->counts.regions--;
-		lane->counts.region_bytes -= region->bytes;
-	}
-}
-
-static void settle_pool(struct kvp_lane *lane, struct kvp_direct_pool *direct,
-			enum kvp_direct_state state)
-{
-	direct->state = state;
-	TAILQ_REMOVE(&lane->registering, direct, link);
-}
-
-void kvp_direct_pool_free(struct kvp_lane *lane, struct kvp_lane_pool *pool)
-{
-	if (!pool->direct)
-		return;
-
-	if (pool->direct->state == KVP_DIRECT_PENDING)
-		settle_pool(lane, pool->direct, KVP_DIRECT_UNABLE);
-	kvp_lane_call(lane, "end of a registration");
-	forget_regions(lane, pool->direct);
-	kvp_lane_call(lane, NULL);
-	free(pool->direct);
-	pool->direct = NULL;
-}
-
-static int region_add(struct kvp_lane *lane, struct kvp_direct_pool *direct,
-		      struct kvp_direct_region *region)
-{
-	const struct kvp_order_pool *order = direct->pool->order;
-	const struct kvp_net_span span = {
-		.base = region->base,
-		.bytes = region->bytes,
-		.dmabuf_fd = -1,
-	};
-
-	if (order->memories) {
-		(void)snprintf(direct->err, sizeof(direct->err),
-			       "memory of a GPU, and its owner gave no dma-buf"); /* fits */
-		return -EOPNOTSUPP;
-	}
-	return lane->config.net->region_add(lane->net, &span, &region->net, direct->err,
-					    sizeof(direct->err));
-}
-
-/* One region a turn: pinning takes time in proportion to its bytes. */
-static void register_one(struct kvp_lane *lane, struct kvp_direct_pool *direct)
-{
-	static struct kvp_log_limit limit = KVP_LOG_LIMIT(10, 10); /* pools are clients' */
-	struct kvp_direct_region *region = &direct->regions[direct->n_done];
-	int r;
-
-	kvp_lane_call(lane, "registration of a pool");
-	r = region_add(lane, direct, region);
-	kvp_lane_call(lane, NULL);
-	lane->now_ns = kvp_lane_now();
-	if (r < 0) {
-		kvp_log_limited(&limit, KVP_LOG_NOTICE, "lane %s: no direct writes into a pool: %s",
-				lane->config.name, direct->err[0] ? direct->err : strerror(-r));
-		forget_regions(lane, direct);
-		settle_pool(lane, direct, KVP_DIRECT_UNABLE);
-		return;
-	}
-	direct->n_done++;
-	lane->counts.regions++;
-	lane->counts.region_bytes += region->bytes;
-	if (direct->n_done == direct->n_regions)
-		settle_pool(lane, direct, KVP_DIRECT_READY);
-}
 
 /* ---- runs ------------------------------------------------------------------------------------ */
 
@@ -393,14 +249,9 @@ bool kvp_rx_take_back(struct kvp_rx *rx)
 
 uint32_t kvp_direct_turn(struct kvp_lane *lane)
 {
-	struct kvp_direct_pool *direct = TAILQ_FIRST(&lane->registering);
 	struct kvp_rx *rx, *next;
-	uint32_t n = 0;
+	uint32_t n = kvp_direct_register(lane);
 
-	if (direct) {
-		register_one(lane, direct);
-		n++;
-	}
 	for (rx = TAILQ_FIRST(&lane->returning); rx; rx = next) {
 		next = TAILQ_NEXT(rx, dirty_link);
 		if (rx->n_risk > 0 || !windows_closed(rx))
@@ -504,7 +355,7 @@ static int obstacle(const struct kvp_rx_leg *leg, const struct kvp_rx_piece *pie
 	if (!piece->may_direct)
 		return KVP_WHY_SENDER;
 	if (!direct || direct->state == KVP_DIRECT_UNABLE)
-		return KVP_WHY_MEMORY;
+		return direct ? (int)direct->why : KVP_WHY_MEMORY;
 	if (direct->state == KVP_DIRECT_PENDING)
 		return lane->config.mode == KVP_DATA_DIRECT ? -EAGAIN : KVP_WHY_PENDING;
 	return KVP_WHY_NONE;
@@ -595,7 +446,18 @@ static void piece_written(struct kvp_lane *lane, struct kvp_rx_piece *piece)
 	kvp_board_add(&board->direct_bytes, piece->bytes);
 	kvp_board_once(&board->first_data_ns, lane->now_ns);
 	kvp_rx_direct_over(piece->leg->link, piece);
-	kvp_rx_landed(piece);
+	if (!kvp_direct_flushes(lane)) {
+		kvp_rx_landed(piece);
+		return;
+	}
+	/* In the pool, and perhaps not yet for the GPU: told once for all of the turn. */
+	piece->written = true;
+	piece->state = KVP_RX_HERE;
+	rx->n_here++;
+	lane->here++;
+	lane->unseen = true;
+	TAILQ_INSERT_TAIL(&lane->rx_here, piece, queue);
+	kvp_rx_dirty(rx);
 }
 
 void kvp_rx_written(struct kvp_lane *lane, const struct kvp_wire_written *msg)

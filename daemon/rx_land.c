@@ -356,14 +356,26 @@ void kvp_rx_lost(struct kvp_lane *lane, const struct kvp_wire_data *msg)
 		kvp_rx_piece_lost(lane, piece);
 }
 
+static void take_here(struct kvp_lane *lane, struct kvp_rx_piece *piece)
+{
+	TAILQ_REMOVE(&lane->rx_here, piece, queue);
+	lane->here--;
+	piece->leg->rx->n_here--;
+}
+
 /* Scatters a piece that is here: 0, or what a mover says. */
 static int piece_scatter(struct kvp_lane *lane, struct kvp_rx_piece *piece)
 {
 	struct kvp_rx *rx = piece->leg->rx;
 	uint64_t ticket = 0;
-	int r = kvp_rx_scatter(piece->leg, piece, kvp_slot_place(piece->slot, piece->kind),
-			       &ticket);
+	int r;
 
+	if (piece->written) {
+		take_here(lane, piece);
+		kvp_rx_landed(piece);
+		return 0;
+	}
+	r = kvp_rx_scatter(piece->leg, piece, kvp_slot_place(piece->slot, piece->kind), &ticket);
 	if (r == -EAGAIN)
 		return r;
 	if (r < 0) {
@@ -374,9 +386,7 @@ static int piece_scatter(struct kvp_lane *lane, struct kvp_rx_piece *piece)
 	kvp_board_once(&rx->order->board->first_unpack_ns, lane->now_ns);
 	if (!kvp_rx_sums_right(piece, kvp_slot_place(piece->slot, piece->kind)))
 		return 0;
-	TAILQ_REMOVE(&lane->rx_here, piece, queue);
-	lane->here--;
-	rx->n_here--;
+	take_here(lane, piece);
 	if (kvp_mover_over(&lane->mover, ticket)) {
 		kvp_rx_landed(piece);
 		return 0;
@@ -399,6 +409,7 @@ static void flush(struct kvp_lane *lane)
 	r = kvp_mover_flush(&lane->mover);
 	kvp_lane_call(lane, NULL);
 	lane->counts.flushes++;
+	lane->unseen = false;
 	while (r < 0 && (piece = TAILQ_FIRST(&lane->rx_here)))
 		kvp_rx_move_failed(piece->leg->rx, r); /* which drops its pieces */
 }
@@ -411,7 +422,7 @@ uint32_t kvp_rx_scatters(struct kvp_lane *lane)
 	if (kvp_lane_held(lane, KVP_HOLD_SCATTER))
 		return 0;
 
-	if (lane->rings.flush && !TAILQ_EMPTY(&lane->rx_here))
+	if ((lane->rings.flush || lane->unseen) && !TAILQ_EMPTY(&lane->rx_here))
 		flush(lane);
 	while ((piece = TAILQ_FIRST(&lane->rx_here)) && piece_scatter(lane, piece) == 0)
 		n++;

@@ -27,6 +27,8 @@ _Atomic int fake_gpu_no_peer;
 _Atomic int fake_gpu_imports, fake_gpu_max_runs = RUNS;
 _Atomic uint64_t fake_gpu_device_bytes = UINT64_MAX, fake_gpu_host_bytes = UINT64_MAX;
 _Atomic int fake_gpu_rings, fake_gpu_can_flush, fake_gpu_flushes;
+_Atomic int fake_gpu_ordering, fake_gpu_fail_flush, fake_gpu_no_dmabuf;
+_Atomic int fake_gpu_import_fd = -1;
 const char *lt_gpu = "GPU-fake";
 
 struct batch {
@@ -163,6 +165,7 @@ const struct kvp_gpu_traits *kvp_gpu_traits(const struct kvp_gpu *gpu)
 
 	(void)gpu;
 	traits.can_flush = atomic_load(&fake_gpu_can_flush);
+	traits.ordering = atomic_load(&fake_gpu_ordering);
 	return &traits;
 }
 
@@ -183,7 +186,6 @@ int kvp_gpu_ring_alloc(struct kvp_gpu *gpu, bool vmm, uint64_t bytes, struct kvp
 	ring->device = mmap(NULL, ring->bytes, PROT_NONE, MAP_SHARED, fd, 0);
 	ring->mirror = mmap(NULL, ring->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	LT_REQUIRE(ring->device != MAP_FAILED && ring->mirror != MAP_FAILED);
-	close(fd);
 	memset(ring->mirror, OLD_BYTE, ring->bytes);
 	LT_REQUIRE(pthread_mutex_lock(&rings_lock) == 0);
 	ring->next = rings;
@@ -194,7 +196,11 @@ int kvp_gpu_ring_alloc(struct kvp_gpu *gpu, bool vmm, uint64_t bytes, struct kvp
 				      .bytes = ring->bytes,
 				      .vmm = vmm,
 				      .rdma = true,
-				      .dmabuf = -1 };
+				      .dmabuf = fd };
+	if (atomic_load(&fake_gpu_no_dmabuf)) {
+		close(fd);
+		out->dmabuf = -1;
+	}
 	return 0;
 }
 
@@ -212,6 +218,8 @@ void kvp_gpu_ring_free(struct kvp_gpu *gpu, struct kvp_gpu_ring *out)
 	LT_REQUIRE(munmap(ring->device, ring->bytes) == 0);
 	LT_REQUIRE(munmap(ring->mirror, ring->bytes) == 0);
 	free(ring);
+	if (out->dmabuf >= 0)
+		close(out->dmabuf);
 	*out = (struct kvp_gpu_ring){ .dmabuf = -1 };
 	atomic_fetch_sub(&fake_gpu_rings, 1);
 }
@@ -257,7 +265,7 @@ int kvp_gpu_flush(struct kvp_gpu *gpu)
 	(void)gpu;
 	LT_REQUIRE(atomic_load(&fake_gpu_can_flush));
 	atomic_fetch_add(&fake_gpu_flushes, 1);
-	return 0;
+	return fails(&fake_gpu_fail_flush) ? -EREMOTEIO : 0;
 }
 
 /* ---- a transport that sends from there ------------------------------------------------------- */
@@ -466,6 +474,17 @@ int kvp_gpu_import_peer(struct kvp_gpu_imports *imports, const char *uuid, char 
 		return 0;
 	(void)snprintf(err, err_bytes, "no peer access to %s", uuid);
 	return -EOPNOTSUPP;
+}
+
+int kvp_gpu_import_dmabuf(struct kvp_gpu_imports *imports, const struct kvp_gpu_import *import,
+			  int *fd, char *err, size_t err_bytes)
+{
+	(void)imports;
+	*fd = import->map ? dup(atomic_load(&fake_gpu_import_fd)) : -1;
+	if (*fd >= 0)
+		return 0;
+	(void)snprintf(err, err_bytes, "cuMemGetHandleForAddressRange: FAKE_ERROR");
+	return -EINVAL;
 }
 
 void kvp_gpu_import_put(struct kvp_gpu_imports *imports, struct kvp_gpu_import *import)

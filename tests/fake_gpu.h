@@ -32,5 +32,11 @@ extern _Atomic uint64_t fake_gpu_device_bytes, fake_gpu_host_bytes;
 extern _Atomic int fake_gpu_rings;
 /* What the device says of itself, and how often it was told to look at a NIC's writes. */
 extern _Atomic int fake_gpu_can_flush, fake_gpu_flushes;
+/* What it says of its own sight of a NIC's writes; the flush after so many more fails, once. */
+extern _Atomic int fake_gpu_ordering, fake_gpu_fail_flush;
+/* No dma-bufs are made of rings. */
+extern _Atomic int fake_gpu_no_dmabuf;
+/* The dma-buf of every import; -1: none is made. Borrowed. */
+extern _Atomic int fake_gpu_import_fd;
 /* The transport that sends from the device's memory, over UCX. */
 const struct kvp_net_ops *fake_gpu_net(void);

@@ -10,6 +10,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/queue.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "proto/util.h"
@@ -55,7 +56,8 @@ struct fake_mr {
 	struct ibv_mr mr;
 	int access;
 	uint8_t *bytes; /* where its addresses begin in this process */
-	size_t mapped;  /* a dma-buf's, from there on */
+	void *map;      /* of a dma-buf; its whole pages */
+	size_t mapped;
 };
 
 struct fake_mw {
@@ -207,10 +209,21 @@ static uint8_t *place_of(const struct ibv_qp *to, uint32_t rkey, uint64_t addr, 
 	return mr->bytes + (addr - (uintptr_t)mr->mr.addr);
 }
 
+/* The processor may not touch what a dma-buf is of, only the device. */
+static const uint8_t *source_of(const struct ibv_send_wr *wr, const struct ibv_sge *sge)
+{
+	const struct fake_mr *mr = sge->lkey > 0 && sge->lkey <= N_MAX ? mrs[sge->lkey - 1] : NULL;
+
+	if (!(wr->send_flags & IBV_SEND_INLINE) && mr && mr->map &&
+	    within(sge->addr, sge->length, (uintptr_t)mr->mr.addr, mr->mr.length))
+		return mr->bytes + (sge->addr - (uintptr_t)mr->mr.addr);
+	return (const uint8_t *)(uintptr_t)sge->addr;
+}
+
 static void gather(const struct ibv_send_wr *wr, uint8_t *out)
 {
 	for (int i = 0; i < wr->num_sge; i++) {
-		memcpy(out, (const void *)(uintptr_t)wr->sg_list[i].addr, wr->sg_list[i].length);
+		memcpy(out, source_of(wr, &wr->sg_list[i]), wr->sg_list[i].length);
 		out += wr->sg_list[i].length;
 	}
 }
@@ -627,6 +640,14 @@ int ibv_dealloc_pd(struct ibv_pd *pd)
 	return 0;
 }
 
+static bool can_read(const void *at)
+{
+	char byte;
+	struct iovec to = { &byte, 1 }, from = { (void *)(uintptr_t)at, 1 };
+
+	return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == 1;
+}
+
 static struct ibv_mr *add_mr(struct ibv_pd *pd, const struct fake_mr *given)
 {
 	LOCKED();
@@ -634,6 +655,8 @@ static struct ibv_mr *add_mr(struct ibv_pd *pd, const struct fake_mr *given)
 	uint32_t i = 0;
 
 	errno = kvp_fake.refuse_mr;
+	if (!errno && kvp_fake.refuse_device_mr && !can_read(given->bytes))
+		errno = kvp_fake.refuse_device_mr;
 	if (errno)
 		return NULL;
 	mr = calloc(1, sizeof(*mr));
@@ -676,18 +699,22 @@ struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t leng
 	struct fake_mr mr = {
 		.mr = { .addr = (void *)(uintptr_t)iova, .length = length },
 		.access = access,
-		.mapped = length,
 	};
+	size_t in_page = offset % 4096;
 
 	assert(fd >= 0);
+	assert(in_page == iova % 4096); /* or the kernel refuses it */
 	errno = kvp_fake.refuse_dmabuf;
 	if (errno)
 		return NULL;
 	kvp_fake.n_dmabufs++;
 	/* What can be mapped is written to; else addresses are taken for this process's. */
-	mr.bytes = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
-	if (mr.bytes == MAP_FAILED)
+	mr.mapped = length + in_page;
+	mr.map = mmap(NULL, mr.mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+		      (off_t)(offset - in_page));
+	if (mr.map == MAP_FAILED)
 		return ibv_reg_mr(pd, (void *)(uintptr_t)iova, length, access);
+	mr.bytes = (uint8_t *)mr.map + in_page;
 	return add_mr(pd, &mr);
 }
 
@@ -700,7 +727,7 @@ int ibv_dereg_mr(struct ibv_mr *mr)
 		assert(!mws[i] || mws[i]->mr != fake);
 	mrs[mr->lkey - 1] = NULL;
 	if (fake->mapped)
-		(void)munmap(fake->bytes, fake->mapped);
+		(void)munmap(fake->map, fake->mapped);
 	free(fake);
 	kvp_fake.n_mrs--;
 	return 0;

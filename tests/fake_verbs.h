@@ -32,8 +32,9 @@ struct kvp_fake {
 	int refuse_errno;
 	bool refuse_modify;           /* ibv_modify_qp() fails */
 	int refuse_mr, refuse_dmabuf; /* registering is refused with that errno; 0: it is not */
-	bool drop_datagrams;          /* UD sends reach nobody */
-	unsigned n_devices;           /* fake0, fake1, ...: 1 after a reset */
+	int refuse_device_mr; /* the same by address, of memory that the processor cannot read */
+	bool drop_datagrams;  /* UD sends reach nobody */
+	unsigned n_devices;   /* fake0, fake1, ...: 1 after a reset */
 	/* Nothing leaves the device or comes to it: requests time out, datagrams are lost. */
 	bool cut[KVP_FAKE_DEVICES];
 	bool silent[KVP_FAKE_DEVICES];  /* what the error state flushes is not told */

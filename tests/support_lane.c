@@ -311,6 +311,36 @@ static void entry_add(struct lt_pool *pool, uint32_t layer, uint8_t klass)
 	pool->n_entries++;
 }
 
+static void add_fd(struct kvp_order_pool *order, int fd, uint64_t bytes)
+{
+	int copy = dup(fd);
+
+	LT_REQUIRE(copy >= 0);
+	order->chunk_bytes[order->n_chunks] = bytes;
+	order->chunk_fds[order->n_chunks++] = copy;
+}
+
+/* As the loop fills it for a pool that lies in memory of a GPU. */
+static void gpu_memory(const struct lt_pool *pool, struct kvp_order_pool *order)
+{
+	const uint64_t held[2] = { (uintptr_t)pool->mem, pool->bytes };
+	struct kvp_lane_memory *memory = order->memories = lt_alloc(1, sizeof(*memory));
+
+	order->chunk_fds = lt_alloc(2, sizeof(*order->chunk_fds));
+	order->chunk_bytes = lt_alloc(2, sizeof(*order->chunk_bytes));
+	memory->bytes = pool->bytes;
+	memory->vmm = pool->shape.memory == LT_VMM;
+	memory->n_chunks = memory->vmm;
+	memcpy(memory->handle, held, sizeof(held));
+	if (memory->vmm)
+		add_fd(order, pool->fd, pool->bytes);
+	if (!pool->shape.dmabuf)
+		return;
+	memory->dmabuf = order->n_chunks;
+	memory->dmabuf_bytes = pool->bytes;
+	add_fd(order, pool->fd, 0);
+}
+
 static void pool_order(struct lt_pool *pool)
 {
 	struct kvp_order_pool *order = lt_alloc(1, sizeof(*order));
@@ -323,6 +353,8 @@ static void pool_order(struct lt_pool *pool)
 	order->entries = copy_of(pool->entries, pool->n_entries * sizeof(pool->entries[0]));
 	order->fd_maps = copy_of(&pool->mem, sizeof(pool->mem));
 	order->n_fds = 1;
+	if (pool->shape.memory != LT_HOST)
+		gpu_memory(pool, order);
 	kvp_lane_order(pool->lane, &order->order);
 }
 
@@ -360,8 +392,9 @@ void lt_pool_make(struct lt_pool *pool, struct lt *lt, struct kvp_lane *lane,
 			.n_pages = shape->n_pages,
 		};
 	}
-	pool->mem =
-		mmap(NULL, pool->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	pool->fd = memfd_create("pool", MFD_CLOEXEC);
+	LT_REQUIRE(pool->fd >= 0 && ftruncate(pool->fd, (off_t)pool->bytes) == 0);
+	pool->mem = mmap(NULL, pool->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, pool->fd, 0);
 	LT_REQUIRE(pool->mem != MAP_FAILED);
 	memset(pool->mem, BACKGROUND, pool->bytes);
 	if (&lt_gpu_register)
@@ -449,6 +482,7 @@ void lt_pool_end(struct lt_pool *pool)
 	if (&lt_gpu_unregister)
 		lt_gpu_unregister(pool->mem);
 	(void)munmap(pool->mem, pool->bytes);
+	(void)close(pool->fd);
 	for (uint32_t g = 0; g < LT_GROUPS; g++)
 		free(pool->pages[g]);
 }

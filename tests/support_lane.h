@@ -79,6 +79,13 @@ void *lt_alloc(size_t n, size_t bytes);
 
 /* ---- pools ----------------------------------------------------------------------------------- */
 
+/* What a pool's memory is to its lane. */
+enum lt_memory {
+	LT_HOST, /* mapped by the loop */
+	LT_IPC,  /* of a GPU, imported by handle */
+	LT_VMM,  /* of a GPU, one chunk */
+};
+
 /* A pool of `layers` sharded entries and `repl` replicated ones; entry i is of group i % groups. */
 struct lt_shape {
 	uint32_t page, dcp_size, dcp_rank, interleave;
@@ -90,6 +97,8 @@ struct lt_shape {
 	uint64_t blob_bytes;     /* one more entry, 0: none */
 	uint64_t seed;           /* of page order */
 	uint32_t uid;
+	enum lt_memory memory;
+	bool dmabuf; /* of a GPU: one comes along */
 };
 
 struct lt_pool {
@@ -101,6 +110,7 @@ struct lt_pool {
 	uint32_t n_entries, blob; /* index of the blob */
 	uint8_t *mem;
 	uint64_t bytes;
+	int fd;                     /* of the memory */
 	uint32_t *pages[LT_GROUPS]; /* [n_pages] in random order */
 	struct kvp_side sides[LT_GROUPS];
 };

@@ -135,10 +135,12 @@ static int make_known(struct vp_node *node, char *err, size_t err_bytes)
 		.n = VP_SLOTS,
 		.device = vp_on_device,
 		.dmabuf = vp_on_device ? 0 : -1, /* some descriptor */
+		.dmabuf_offset = (uintptr_t)node->pack % 4096,
 	};
 	int r = kvp_net_verbs.memory(node->net, &memory, err, err_bytes);
 
 	memory.base = node->land;
+	memory.dmabuf_offset = (uintptr_t)node->land % 4096;
 	memory.landing = true;
 	if (r == 0)
 		r = kvp_net_verbs.memory(node->net, &memory, err, err_bytes);

@@ -246,6 +246,32 @@ Test(net_direct, memory_of_a_dma_buf)
 	rig_close(&rig);
 }
 
+/* An allocation that began in the middle of a page where it was made, and begins elsewhere in one
+ * here: what the device is told fits it. */
+Test(net_direct, a_dma_buf_that_lies_otherwise_here)
+{
+	struct rig rig;
+	char err[256] = "";
+	struct kvp_net_span span;
+
+	rig_open(&rig);
+	span = (struct kvp_net_span){
+		.base = rig.pool + 512,
+		.bytes = POOL - 8192,
+		.dmabuf_fd = rig.fd,
+		.dmabuf_offset = 4096 + 100,
+	};
+	cr_assert_eq(kvp_net_verbs.region_add(rig.b.net, &span, &rig.region, err, sizeof(err)), 0,
+		     "%s", err);
+	window_open(&rig);
+	memset(rig.pool, 0, POOL);
+	write_taken(&rig, 0, 7, 3);
+	cr_assert(vp_turn(&rig.a, &rig.b, &rig.b.messages, 1, 2000));
+	expect_written(&rig, 0, 100 + 7, 3); /* which counts from 4096 */
+	window_close(&rig);
+	rig_close(&rig);
+}
+
 Test(net_direct, a_byte_past_the_window)
 {
 	struct rig rig;

@@ -169,6 +169,7 @@ Test(net_verbs, says_whether_it_takes_memory_of_a_device)
 
 	open_pair(&a, &b, 64);
 	memory.base = a.land;
+	memory.dmabuf_offset = (uintptr_t)a.land % 4096;
 	before = kvp_fake.n_mrs;
 	cr_assert_eq(kvp_net_verbs.device(a.net, &memory, &word, err, sizeof(err)), 0);
 	cr_assert_str_eq(word, "dmabuf");

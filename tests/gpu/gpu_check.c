@@ -212,6 +212,32 @@ static void bad_vmm(struct kvp_gpu_imports *imports, const int *fds)
 	close(memfd);
 }
 
+/* By what a NIC may reach a pool: the driver makes a dma-buf of a chunk that another process made,
+ * and none of what came by handle. */
+static void check_dmabufs(struct kvp_gpu_imports *imports, const struct kvp_gpu_import *ipc,
+			  const int *fds)
+{
+	const uint64_t bytes = CHUNK_BYTES;
+	const struct kvp_gpu_chunks chunks = { fds, &bytes, 1 };
+	struct kvp_gpu_import *chunk;
+	uint64_t addr;
+	char err[200] = "";
+	int fd = -1, r;
+
+	refuse(kvp_gpu_import_dmabuf(imports, ipc, &fd, err, sizeof(err)), -EOPNOTSUPP,
+	       "dma-buf of memory by IPC", err);
+	if (kvp_gpu_import_vmm(imports, &chunks, &chunk, &addr, err, sizeof(err)) < 0) {
+		say(false, "one chunk", err);
+		return;
+	}
+	r = kvp_gpu_import_dmabuf(imports, chunk, &fd, err, sizeof(err));
+	say(kvp_gpu_traits(gpu)->dmabuf ? r == 0 && fd >= 0 : r == -EOPNOTSUPP,
+	    "dma-buf of an imported chunk", err);
+	if (r == 0)
+		close(fd);
+	kvp_gpu_import_put(imports, chunk);
+}
+
 static void good_imports(struct kvp_gpu_imports *imports, const struct offer *offer, const int *fds,
 			 pid_t pid)
 {
@@ -233,6 +259,7 @@ static void good_imports(struct kvp_gpu_imports *imports, const struct offer *of
 		say(false, "four chunks as one range", err);
 	else
 		say(word_at(v + 3 * CHUNK_BYTES) == 0x77770003, "four chunks as one range", "");
+	check_dmabufs(imports, ipc[0], fds);
 	before = free_bytes();
 	kill(pid, SIGKILL);
 	waitpid(pid, NULL, 0);

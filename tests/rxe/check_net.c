@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -428,7 +429,29 @@ static void sleep_wakes_up(void)
 	close_pair(&a, &b);
 }
 
+/* What this device answers for memory of a GPU: the words that its rooms land with. It has no such
+ * call and does not look at the descriptor; a real dma-buf cannot be had of this kernel. */
+static void a_dma_buf_is_refused(void)
+{
+	struct kvp_net_span span = { .base = (void *)4096, .bytes = 1u << 20 };
+	struct kvp_net_region *region = NULL;
+	struct vp_node node;
+	char err[256] = "";
+	int r;
+
+	span.dmabuf_fd = memfd_create("memory", MFD_CLOEXEC);
+	KVP_EXPECT(span.dmabuf_fd >= 0);
+	open_on(&node, "rxe1");
+	r = kvp_net_verbs.region_add(node.net, &span, &region, err, sizeof(err));
+	printf("  %s\n", err);
+	KVP_EXPECT(r == -EOPNOTSUPP && !region, "%s", strerror(-r));
+	KVP_EXPECT(strstr(err, "rxe1: registering 1048576 bytes of a dma-buf: "), "%s", err);
+	(void)close(span.dmabuf_fd);
+	vp_close(&node);
+}
+
 const struct kvp_check kvp_checks_net[] = {
+	{ "net: a dma-buf is refused", a_dma_buf_is_refused, 20 },
 	{ "net: a device is chosen", a_device_is_chosen, 20 },
 	{ "net: messages are echoed", messages_are_echoed, 30 },
 	{ "net: payloads land", payloads_land, 30 },
