@@ -80,6 +80,42 @@ static void print_lanes(const cJSON *lanes)
 	TABLE(moved, lanes, "no lanes");
 }
 
+/* Those of the lanes that have such a member; the caller deletes the list. */
+static cJSON *lanes_with(const cJSON *answer, const char *member)
+{
+	cJSON *some = cJSON_CreateArray();
+	const cJSON *lane;
+
+	cJSON_ArrayForEach (lane, ctl_member(answer, "lanes")) {
+		if (ctl_member(lane, member))
+			(void)cJSON_AddItemToArray(some, cJSON_Duplicate(lane, true));
+	}
+	return some;
+}
+
+/* Lanes over RDMA: memory of pools that peers may write into, and what connections went through. */
+static void print_rdma(const cJSON *answer)
+{
+	static const struct ctl_column columns[] = {
+		{ "LANE", "name", CTL_TEXT },
+		{ "REGIONS", "regions", CTL_COUNT },
+		{ "BYTES", "region_bytes", CTL_BYTES },
+		{ "BY OWNERS' DMA-BUF", "regions_dmabuf", CTL_COUNT },
+		{ "BY OURS", "regions_vmm", CTL_COUNT },
+		{ "WINDOWS", "windows", CTL_COUNT },
+		{ "REJECTED", "rdma.rejected", CTL_COUNT },
+		{ "KEEPALIVES", "rdma.keepalives", CTL_COUNT },
+		{ "DEVICE EVENTS", "rdma.device_events", CTL_COUNT },
+	};
+	cJSON *some = lanes_with(answer, "rdma");
+
+	if (cJSON_GetArraySize(some) > 0) {
+		(void)putchar('\n');
+		TABLE(columns, some, "");
+	}
+	cJSON_Delete(some);
+}
+
 /* Lanes with a GPU, and GPUs that have none. */
 static void print_gpus(const cJSON *answer)
 {
@@ -98,13 +134,8 @@ static void print_gpus(const cJSON *answer)
 		{ "GPU NOT SERVED", "gpu", CTL_TEXT },
 		{ "REASON", "reason", CTL_TEXT },
 	};
-	cJSON *some = cJSON_CreateArray();
-	const cJSON *lane;
+	cJSON *some = lanes_with(answer, "gpu");
 
-	cJSON_ArrayForEach (lane, ctl_member(answer, "lanes")) {
-		if (ctl_member(lane, "gpu"))
-			(void)cJSON_AddItemToArray(some, cJSON_Duplicate(lane, true));
-	}
 	if (cJSON_GetArraySize(some) > 0) {
 		(void)putchar('\n');
 		TABLE(columns, some, "");
@@ -119,6 +150,7 @@ static void print_gpus(const cJSON *answer)
 static void lanes_print(const cJSON *answer)
 {
 	print_lanes(ctl_member(answer, "lanes"));
+	print_rdma(answer);
 	print_gpus(answer);
 }
 

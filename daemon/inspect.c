@@ -450,10 +450,22 @@ static void add_direct(const struct kvp_core *core, cJSON *lane,
 	kvp_inspect_num(lane, "windows", status->windows);
 	kvp_inspect_num(lane, "regions", status->regions);
 	kvp_inspect_num(lane, "region_bytes", status->region_bytes);
+	kvp_inspect_num(lane, "regions_dmabuf", status->regions_dmabuf);
+	kvp_inspect_num(lane, "regions_vmm", status->regions_vmm);
 	for (uint32_t i = KVP_WHY_NONE + 1; i < KVP_WHY_N; i++)
 		if (status->fell_back[i])
 			kvp_inspect_num(fell_back, kvp_why_name((enum kvp_why)i),
 					status->fell_back[i]);
+}
+
+/* Of a lane with rails. */
+static void add_rdma(cJSON *lane, const struct kvp_net_stats *net)
+{
+	cJSON *rdma = cJSON_AddObjectToObject(lane, "rdma");
+
+	kvp_inspect_num(rdma, "rejected", net->rejects);
+	kvp_inspect_num(rdma, "keepalives", net->keepalives);
+	kvp_inspect_num(rdma, "device_events", net->events);
 }
 
 static void add_sums(const struct kvp_core *core, cJSON *lane, const struct kvp_lane_status *status)
@@ -503,6 +515,8 @@ static cJSON *lane_object(const struct kvp_inspect *ask, uint32_t i)
 	kvp_inspect_num(lane, "sleeps", status.sleeps);
 	kvp_inspect_num(lane, "wakes", status.wakes);
 	kvp_inspect_num(lane, "quarantined", status.net.stuck);
+	if (status.n_rails > 0)
+		add_rdma(lane, &status.net);
 	(void)cJSON_AddStringToObject(
 		lane, "pack",
 		core->config->lane.pack || kvp_lane_gpu(core->lanes[i])[0] ? "on" : "off");

@@ -150,7 +150,10 @@ struct kvp_net_config {
 struct kvp_net_stats {
 	uint64_t sent_messages, sent_bytes; /* given to the transport */
 	uint64_t recv_messages, recv_bytes;
-	uint64_t dropped;      /* messages that message() refused */
+	uint64_t dropped; /* messages that message() refused */
+	/* RDMA: connections of peers that were not taken, idle connections that were tried, what
+	 * devices told by themselves (ports down and up, failures). */
+	uint64_t rejects, keepalives, events;
 	uint32_t eps, pending; /* endpoints open, sends not over */
 	uint32_t stuck;        /* endpoints whose close exceeds its deadline: their
 				* memory is the lane's again only after close() */

@@ -443,6 +443,9 @@ static int verbs_fd(struct kvp_net *net)
 
 static const struct kvp_net_stats *verbs_stats(struct kvp_net *net)
 {
+	net->stats.rejects = net->rejects;
+	net->stats.keepalives = net->keepalives;
+	net->stats.events = net->events_seen;
 	return &net->stats;
 }
 
