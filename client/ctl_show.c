@@ -104,6 +104,7 @@ static void print_rdma(const cJSON *answer)
 		{ "BY OURS", "regions_vmm", CTL_COUNT },
 		{ "WINDOWS", "windows", CTL_COUNT },
 		{ "REJECTED", "rdma.rejected", CTL_COUNT },
+		{ "STRANGERS", "rdma.strangers", CTL_COUNT },
 		{ "KEEPALIVES", "rdma.keepalives", CTL_COUNT },
 		{ "DEVICE EVENTS", "rdma.device_events", CTL_COUNT },
 	};

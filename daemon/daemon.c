@@ -58,6 +58,7 @@ struct kvp_daemon {
 	enum stop_state stop;
 	uint64_t stop_deadline_ns, hang_deadline_ns;
 	int exit_status;
+	struct kvp_admits *admits; /* owned; outlives lanes and peers */
 	struct kvp_board lane_boards[KVP_CORE_LANES];
 	char gpus[KVP_GPU_MAX][KVP_GPU_UUID], gpu_names[KVP_GPU_MAX][16];
 	struct kvp_gpu_refusal gpu_refusals[KVP_GPU_MAX];
@@ -510,6 +511,17 @@ static int start_gpus(struct kvp_daemon *daemon, const struct kvp_lane_config *h
 	return KVP_MIN(n, 0);
 }
 
+/* Sessions with this very daemon do not count for peer.max_sessions. */
+static int start_admits(struct kvp_daemon *daemon, char *err, size_t err_bytes)
+{
+	daemon->admits = kvp_admits_create(2 * daemon->core.config->peer.max_sessions);
+	if (daemon->admits)
+		return 0;
+	(void)snprintf(err, err_bytes, "no memory for %u sessions of peers",
+		       daemon->core.config->peer.max_sessions); /* fits */
+	return -ENOMEM;
+}
+
 static int start_lane(struct kvp_daemon *daemon, char *err, size_t err_bytes)
 {
 	struct kvp_core *core = &daemon->core;
@@ -530,6 +542,7 @@ static int start_lane(struct kvp_daemon *daemon, char *err, size_t err_bytes)
 		.rdma = config->ucx.network == KVP_UCX_RDMA,
 		.mode = config->data.mode,
 		.direct_run_bytes = config->data.direct_run_bytes,
+		.admits = daemon->admits,
 		.loop = &daemon->inbox,
 	};
 	int r;
@@ -564,6 +577,7 @@ static int start_tables(struct kvp_daemon *daemon, char *err, size_t err_bytes)
 		.incarnation = core->incarnation,
 		.lanes = core->lanes,
 		.n_lanes = core->n_lanes,
+		.admits = daemon->admits,
 	};
 	struct kvp_rooms_config rooms = {
 		.loop = &daemon->loop,
@@ -635,6 +649,8 @@ static int start(struct kvp_daemon *daemon)
 	if (r < 0)
 		(void)snprintf(err, sizeof(err), "event loop: %s", uv_strerror(r)); /* fits */
 	if (r == 0)
+		r = start_admits(daemon, err, sizeof(err));
+	if (r == 0)
 		r = start_lane(daemon, err, sizeof(err));
 	if (r == 0)
 		r = start_tables(daemon, err, sizeof(err));
@@ -700,6 +716,7 @@ int kvp_daemon_run(const struct kvp_config *config, const char *config_path)
 	(void)r;
 	if (daemon->core.pidfd >= 0)
 		(void)close(daemon->core.pidfd);
+	kvp_admits_destroy(daemon->admits);
 	if (daemon->exit_status == 0)
 		kvp_log(KVP_LOG_NOTICE, "stopped");
 	return daemon->exit_status;

@@ -464,6 +464,7 @@ static void add_rdma(cJSON *lane, const struct kvp_net_stats *net)
 	cJSON *rdma = cJSON_AddObjectToObject(lane, "rdma");
 
 	kvp_inspect_num(rdma, "rejected", net->rejects);
+	kvp_inspect_num(rdma, "strangers", net->strangers);
 	kvp_inspect_num(rdma, "keepalives", net->keepalives);
 	kvp_inspect_num(rdma, "device_events", net->events);
 }

@@ -19,6 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/admits.h"
 #include "daemon/board.h"
 #include "daemon/config.h"
 #include "daemon/inbox.h"
@@ -242,8 +243,9 @@ struct kvp_lane_config {
 	const struct kvp_net_verbs_config *verbs; /* borrowed, for transports over RDMA */
 	bool rdma;                                /* as of struct kvp_net_config */
 	uint32_t mode;                            /* enum kvp_data_mode */
-	uint64_t direct_run_bytes; /* auto: pieces whose runs are shorter on average land */
-	struct kvp_board *board;   /* the lane's own, or NULL */
+	uint64_t direct_run_bytes;       /* auto: pieces whose runs are shorter on average land */
+	const struct kvp_admits *admits; /* borrowed, outlives it: who may connect; NULL: all */
+	struct kvp_board *board;         /* the lane's own, or NULL */
 	/* Boards are pushed here. Called on the lane's thread. */
 	struct kvp_inbox *loop;
 };

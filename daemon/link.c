@@ -374,6 +374,13 @@ static void on_closed(void *arg, void *ep_arg)
 		link_over(link);
 }
 
+static bool on_admits(void *arg, uint64_t number)
+{
+	const struct kvp_lane *lane = arg;
+
+	return !lane->config.admits || kvp_admits_has(lane->config.admits, number);
+}
+
 const struct kvp_net_events kvp_lane_events = {
 	.message = on_message,
 	.data = on_data,
@@ -381,4 +388,5 @@ const struct kvp_net_events kvp_lane_events = {
 	.sent = on_sent,
 	.failed = on_failed,
 	.closed = on_closed,
+	.admits = on_admits,
 };

@@ -51,6 +51,9 @@ struct kvp_net_events {
 	void (*failed)(void *arg, struct kvp_net_ep *ep, int status);
 	/* ep_close() has ended: no request of it is alive, the pointer is dead. */
 	void (*closed)(void *arg, void *ep_arg);
+	/* May who names that session open connections to us? Of transports that ask; NULL: whoever
+	 * knows our address may. */
+	bool (*admits)(void *arg, uint64_t number);
 };
 
 /*
@@ -154,6 +157,7 @@ struct kvp_net_stats {
 	/* RDMA: connections of peers that were not taken, idle connections that were tried, what
 	 * devices told by themselves (ports down and up, failures). */
 	uint64_t rejects, keepalives, events;
+	uint64_t strangers;    /* of the rejected: named no session, or had more than one needs */
 	uint32_t eps, pending; /* endpoints open, sends not over */
 	uint32_t stuck;        /* endpoints whose close exceeds its deadline: their
 				* memory is the lane's again only after close() */

@@ -44,6 +44,10 @@
 #define KVP_VB_RAILS KVP_NET_RAILS
 #define KVP_VB_CONNS 1024u
 #define KVP_VB_INS 256u
+/* Of one session: each lane of the other daemon has one endpoint to us, and so, where it is our
+ * own, has each for the other direction. Of all sessions without a number together. */
+#define KVP_VB_SESSION_INS 32u
+#define KVP_VB_NUMBERLESS_INS 64u
 #define KVP_VB_OPS 1024u
 #define KVP_VB_REGIONS 64u
 #define KVP_VB_PLACES 4096u

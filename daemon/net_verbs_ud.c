@@ -188,6 +188,44 @@ static int accept_conn(struct kvp_vb_rail *rail, struct kvp_vb_in *in,
 	return 0;
 }
 
+static bool is_admitted(const struct kvp_net *net, uint64_t number)
+{
+	return !net->events->admits || net->events->admits(net->arg, number);
+}
+
+/* What is left of sessions that are over, and of which no endpoint of ours says so. They go at the
+ * end of the turn. */
+static void drop_left(struct kvp_net *net)
+{
+	const struct kvp_net_ep *ep;
+	struct kvp_vb_in *in;
+
+	TAILQ_FOREACH (in, &net->ins, link) {
+		ep = TAILQ_FIRST(&net->eps);
+		while (ep && ep->number != in->number)
+			ep = TAILQ_NEXT(ep, link);
+		if (!ep && !is_admitted(net, in->number))
+			in->broken = net->broken = true;
+	}
+}
+
+/* A new endpoint of a peer: of a session that is up, which has no more of them than it needs. */
+static int admit(struct kvp_net *net, uint64_t number)
+{
+	const uint32_t most = number ? KVP_VB_SESSION_INS : KVP_VB_NUMBERLESS_INS;
+	const struct kvp_vb_in *in;
+	uint32_t n = 0;
+
+	if (net->n_ins >= KVP_VB_INS / 2)
+		drop_left(net);
+	TAILQ_FOREACH (in, &net->ins, link)
+		n += in->number == number;
+	if (n < most && is_admitted(net, number))
+		return 0;
+	net->stats.strangers++;
+	return n < most ? -EPERM : -EDQUOT;
+}
+
 /* An endpoint that has sent something was known here, or what it sent is lost. */
 int kvp_vb_ud_accept(struct kvp_vb_rail *rail, const struct kvp_vb_datagram *request,
 		     struct rdma_cm_id *cm)
@@ -201,7 +239,9 @@ int kvp_vb_ud_accept(struct kvp_vb_rail *rail, const struct kvp_vb_datagram *req
 	if (new && !request->fresh)
 		return -ECONNRESET;
 	if (new) {
-		r = kvp_vb_in_create(rail->net, request, &in);
+		r = admit(rail->net, request->number);
+		if (r == 0)
+			r = kvp_vb_in_create(rail->net, request, &in);
 		if (r < 0)
 			return r;
 	}

@@ -118,6 +118,7 @@ void kvp_peer_destroy(struct kvp_peer *peer)
 	kvp_peer_conn_close(peer->conn);
 	peer->conn = NULL;
 	kvp_peers_drop_looped(peers, peer);
+	kvp_peer_unadmit(peer);
 	if (peer->twin && peer->twin->twin == peer)
 		peer->twin->twin = NULL;
 	if (peers->self == peer)
@@ -422,6 +423,7 @@ int kvp_peers_create(struct kvp_peers **out, const struct kvp_peers_config *conf
 	peers->config = config->config;
 	peers->incarnation = config->incarnation;
 	peers->lanes = config->lanes;
+	peers->admits = config->admits;
 	peers->n_lanes = config->n_lanes;
 	peers->looped_tail = &peers->looped;
 	peers->log_limit = (struct kvp_log_limit)KVP_LOG_LIMIT(20, 10);

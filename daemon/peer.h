@@ -42,6 +42,7 @@ struct kvp_peers_config {
 	const uint8_t *incarnation;      /* [16] borrowed */
 	struct kvp_lane *const *lanes;   /* borrowed [n_lanes] */
 	uint32_t n_lanes;
+	struct kvp_admits *admits; /* borrowed: has the sessions that are up; NULL: nobody asks */
 };
 
 /* Listens when config peer.listen says so. On failure `err` says why. */

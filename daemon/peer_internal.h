@@ -46,6 +46,7 @@ struct kvp_peer {
 	bool was_up;    /* since the last dial or accept */
 	bool dead;      /* unlinked; freed when its timer has closed */
 	bool path_lost; /* `reason` says why; the timer ends the session */
+	bool admitted;  /* its number is in peers->admits */
 	enum kvp_peer_state state;
 	uint32_t holders, endpoints;
 	uint64_t session, dial;
@@ -78,6 +79,7 @@ struct kvp_peers {
 	const uint8_t *incarnation;
 	struct kvp_lane *const *lanes;
 	uint32_t n_lanes;
+	struct kvp_admits *admits;
 	struct kvp_peer_events events;
 	void *events_arg;
 	char address[KVP_LIMIT_ADDRESS + 1];
@@ -158,6 +160,8 @@ void kvp_peer_end(struct kvp_peer *peer, Kvp__Status status, const char *fmt, ..
 void kvp_peer_path_lost(struct kvp_peer *peer, const char *why);
 void kvp_peer_on_timer(uv_timer_t *timer);
 void kvp_peer_up(struct kvp_peer *peer);
+/* Its number opens no data connections any more. */
+void kvp_peer_unadmit(struct kvp_peer *peer);
 
 /* peer_self.c */
 struct kvp_peer *kvp_peer_self_get(struct kvp_peers *peers);

@@ -96,6 +96,24 @@ void kvp_peer_connected(struct kvp_peer *peer)
 		kvp_peer_end(peer, KVP__STATUS__STATUS_UNREACHABLE, "cannot be greeted");
 }
 
+/* Before the peer is told of any lane. */
+static void admit(struct kvp_peer *peer)
+{
+	struct kvp_peers *peers = peer->peers;
+
+	peer->admitted = peers->admits && kvp_admits_add(peers->admits, peer->number);
+	if (peers->admits && !peer->admitted)
+		kvp_log_limited(&peers->log_limit, KVP_LOG_WARNING,
+				"peer %s: more sessions than may connect to lanes", peer->name);
+}
+
+void kvp_peer_unadmit(struct kvp_peer *peer)
+{
+	if (peer->admitted)
+		kvp_admits_remove(peer->peers->admits, peer->number);
+	peer->admitted = false;
+}
+
 void kvp_peer_up(struct kvp_peer *peer)
 {
 	struct kvp_peers *peers = peer->peers;
@@ -107,6 +125,7 @@ void kvp_peer_up(struct kvp_peer *peer)
 	peer->heartbeats = 0;
 	peer->last_heard_ns = peer->last_tick_ns = peer->idle_since_ns = kvp_peer_now();
 	kvp_peer_set_state(peer, KVP_PEER_UP);
+	admit(peer);
 	if (!peer->self) {
 		kvp_log_limited(&peers->log_limit, KVP_LOG_INFO, "peer %s is up", peer->name);
 		kvp_peer_set_timer(peer, peers->config->peer.heartbeat_ns);
@@ -328,6 +347,7 @@ static void session_over(struct kvp_peer *peer)
 	if (peers->events.down && (peer->was_up || peer->outgoing))
 		peers->events.down(peers->events_arg, peer, peer->end_status, peer->reason);
 	kvp_peer_end_endpoints(peer);
+	kvp_peer_unadmit(peer);
 	if (!peer->outgoing || peer->holders == 0) {
 		kvp_peer_destroy(peer);
 		return;

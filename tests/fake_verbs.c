@@ -17,7 +17,7 @@
 
 #define GRH_BYTES 40u
 #define MW_RKEYS 0x10000u /* rkeys of windows begin here */
-#define N_MAX 256u
+#define N_MAX 1024u
 
 struct fake_wr {
 	struct ibv_send_wr wr;

@@ -7,7 +7,7 @@
 # Ranks of daemon/, lowest first; files on one line may include each other. A name with * is a prefix.
 ranks="
 log inbox config notify
-board table net ring copy
+board table net ring copy admits
 sums cuda jobs
 gpu*
 mover

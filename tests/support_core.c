@@ -107,7 +107,7 @@ void core_start(struct core_rig *rig)
 {
 	struct kvp_core *core = &rig->core;
 	struct kvp_peers_config peers = { &rig->loop, &rig->config, core->incarnation, core->lanes,
-					  1 };
+					  1,          NULL };
 	struct kvp_rooms_config rooms = { &rig->loop, &rig->config, core->lanes, 1, NULL };
 	char err[256] = "";
 

@@ -69,8 +69,8 @@ static void on_closed(void *arg, void *ep_arg)
 	(void)ep_arg;
 }
 
-static const struct kvp_net_events events = { on_message, on_data,   on_lost,
-					      on_sent,    on_failed, on_closed };
+static const struct kvp_net_events events = { on_message, on_data,   on_lost, on_sent,
+					      on_failed,  on_closed, NULL };
 
 void hostile_progress(struct hostile *h)
 {

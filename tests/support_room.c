@@ -93,7 +93,7 @@ bool sr_try_start(struct sr_node *node, const struct kvp_net_ops *net)
 		.loop = &node->inbox,
 	};
 	struct kvp_peers_config peers = { node->loop, &node->config, node->incarnation, node->lanes,
-					  1 };
+					  1,          NULL };
 	struct kvp_rooms_config rooms = { node->loop, &node->config, node->lanes, 1, NULL };
 
 	if (net && !node->config.peer.listen[0])

@@ -116,6 +116,14 @@ static void on_closed(void *arg, void *ep_arg)
 	node->ep = NULL;
 }
 
+uint64_t vp_admitted = UINT64_MAX;
+
+static bool on_admits(void *arg, uint64_t number)
+{
+	(void)arg;
+	return vp_admitted == UINT64_MAX || vp_admitted == number;
+}
+
 static const struct kvp_net_events events = {
 	.message = on_message,
 	.data = on_data,
@@ -123,6 +131,7 @@ static const struct kvp_net_events events = {
 	.sent = on_sent,
 	.failed = on_failed,
 	.closed = on_closed,
+	.admits = on_admits,
 };
 
 bool vp_on_device;

@@ -47,6 +47,8 @@ int vp_open(struct vp_node *node, const struct kvp_net_verbs_config *config, siz
 	    char *err, size_t err_bytes);
 void vp_close(struct vp_node *node);
 int vp_connect(struct vp_node *node, const struct vp_node *to);
+/* The one number of a session that nodes know from now on; UINT64_MAX: all. */
+extern uint64_t vp_admitted;
 /* Turns both (b may be NULL) until the counter has reached `want`; false after so many ms. */
 bool vp_turn(struct vp_node *a, struct vp_node *b, const uint64_t *counter, uint64_t want,
 	     unsigned ms);

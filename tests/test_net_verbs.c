@@ -365,6 +365,62 @@ Test(net_verbs, a_stranger_is_not_connected)
 	close_pair(&a, &b);
 }
 
+/* The secret of an address is not enough: a session that is up has to be named. */
+Test(net_verbs, a_connection_of_no_session_is_rejected)
+{
+	struct vp_node a, b;
+
+	open_pair(&a, &b, 32);
+	join(&a, &b);
+	vp_admitted = 7;
+	cr_assert_eq(kvp_net_verbs.ep_open(a.net, b.addr, b.addr_bytes, 8, &a, &a.ep), 0);
+	cr_assert(vp_turn(&a, &b, &a.failed, 1, 4000));
+	cr_assert_eq(a.last_status, -EPERM);
+	cr_assert_eq(kvp_net_verbs.stats(b.net)->strangers, 1);
+	cr_assert_eq(kvp_net_verbs.stats(b.net)->rejects, 1);
+	cr_assert_eq(kvp_net_verbs.ep_open(a.net, b.addr, b.addr_bytes, 7, &a, &a.ep), 0);
+	send_until_taken(&a, &b, 0);
+	cr_assert(vp_turn(&a, &b, &b.messages, 1, 2000));
+	cr_assert_eq(kvp_net_verbs.stats(b.net)->strangers, 1);
+	close_pair(&a, &b);
+}
+
+/* One that opens and opens: what others need stays, and what is left of him goes with his session.
+ */
+Test(net_verbs, a_session_has_part_of_the_connections)
+{
+	struct vp_node a, b;
+
+	open_pair(&a, &b, 32);
+	join(&a, &b);
+	for (uint64_t number = 7; number < 10; number++) {
+		vp_admitted = number;
+		a.failed = 0;
+		for (uint32_t i = 0; i <= KVP_VB_SESSION_INS; i++)
+			cr_assert_eq(kvp_net_verbs.ep_open(a.net, b.addr, b.addr_bytes, number, &a,
+							   &a.ep),
+				     0);
+		cr_assert(vp_turn(&a, &b, &a.failed, 1, 8000));
+		cr_assert_eq(a.last_status, -EDQUOT);
+	}
+	cr_assert_eq(b.net->n_ins, 1 + 3 * KVP_VB_SESSION_INS);
+	cr_assert_eq(kvp_net_verbs.stats(b.net)->strangers, 3);
+
+	/* The next finds half of the places taken. The first, to whom an endpoint of ours leads,
+	 * stays. */
+	vp_admitted = 10;
+	for (uint32_t i = 0; i < KVP_VB_SESSION_INS; i++)
+		cr_assert_eq(kvp_net_verbs.ep_open(a.net, b.addr, b.addr_bytes, 10, &a, &a.ep), 0);
+	for (unsigned i = 0; i < 4000 && !a.ep->joined; i++)
+		vp_idle(&a, &b, 1);
+	vp_idle(&a, &b, 2);
+	cr_assert_eq(b.net->n_ins, 1 + KVP_VB_SESSION_INS);
+	cr_assert_eq(kvp_net_verbs.stats(b.net)->strangers, 3);
+	vp_close(&a);
+	vp_close(&b);
+	expect_nothing_left();
+}
+
 Test(net_verbs, too_many_connections_are_rejected)
 {
 	struct kvp_net_verbs_config config;
@@ -383,6 +439,8 @@ Test(net_verbs, too_many_connections_are_rejected)
 	send_until_taken(&a[0], &b, 0);
 	cr_assert(vp_turn(&a[2], &b, &a[2].failed, 1, 2000));
 	cr_assert_eq(a[2].last_status, -ENOBUFS);
+	cr_assert_eq(kvp_net_verbs.stats(b.net)->rejects, 1);
+	cr_assert_eq(kvp_net_verbs.stats(b.net)->strangers, 0);
 	for (uint32_t i = 0; i < 3; i++)
 		vp_close(&a[i]);
 	vp_close(&b);
@@ -509,6 +567,7 @@ Test(net_verbs, port_events)
 	b.next_seq = 1;
 	send_until_taken(&a, &b, 1);
 	cr_assert(vp_turn(&a, &b, &b.messages, 2, 2000));
+	cr_assert_eq(kvp_net_verbs.stats(a.net)->events, 2);
 	close_pair(&a, &b);
 }
 
@@ -541,6 +600,7 @@ Test(net_verbs, an_idle_connection_is_tried)
 	send_until_taken(&a, &b, 0);
 	vp_idle(&a, &b, 200);
 	cr_assert_eq(a.failed, 0);
+	cr_assert_gt(kvp_net_verbs.stats(a.net)->keepalives, 0);
 	vp_close(&b); /* its queue pairs are gone without a word */
 	cr_assert(vp_turn(&a, NULL, &a.failed, 1, 2000));
 	vp_close(&a);

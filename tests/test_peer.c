@@ -52,6 +52,7 @@ struct node {
 	struct kvp_lane lane;
 	struct kvp_lane *lanes[1];
 	struct kvp_peers *peers;
+	struct kvp_admits *admits;
 	struct kvp_peer *last; /* of the last event */
 	unsigned ups, downs, messages;
 	Kvp__Status status;
@@ -106,8 +107,10 @@ static void node_start(struct node *node, uint8_t id, const char *listen)
 	(void)snprintf(node->config.node.name, sizeof(node->config.node.name), "node%u", id);
 	memset(node->incarnation, id, sizeof(node->incarnation));
 	node->lanes[0] = &node->lane;
+	node->admits = kvp_admits_create(8);
+	cr_assert(node->admits);
 	config = (struct kvp_peers_config){ &loop, &node->config, node->incarnation, node->lanes,
-					    1 };
+					    1,     node->admits };
 	cr_assert_eq(kvp_peers_create(&node->peers, &config, err, sizeof(err)), 0, "%s", err);
 	kvp_peers_set_events(node->peers, &events, node);
 }
@@ -156,6 +159,8 @@ static void node_stop(struct node *node)
 		uv_run(&loop, UV_RUN_ONCE);
 	kvp_peers_destroy(node->peers);
 	node->peers = NULL;
+	kvp_admits_destroy(node->admits);
+	node->admits = NULL;
 }
 
 static void setup(void)
@@ -854,11 +859,23 @@ Test(peer, a_session_has_a_number)
 	cr_assert_eq(a.lane.number, b.lane.number);
 	boards[0][1] = a.lane.board;
 	boards[1][1] = b.lane.board;
+	for (unsigned i = 0; i < 2; i++) {
+		const struct node *node = i ? &b : &a;
+
+		cr_assert(kvp_admits_has(node->admits, first));
+		cr_assert(kvp_admits_has(node->admits, a.lane.number));
+		cr_assert_not(kvp_admits_has(node->admits, first + 1));
+		cr_assert_not(kvp_admits_has(node->admits, 0));
+	}
 
 	kvp_peer_put(there);
 	kvp_peer_put(back);
 	lane_lets_go(&a, boards[0]);
 	lane_lets_go(&b, boards[1]);
+	/* Sessions that are over open nothing. */
+	cr_assert_not(kvp_admits_has(a.admits, first));
+	cr_assert_not(kvp_admits_has(a.admits, a.lane.number));
+	cr_assert_not(kvp_admits_has(b.admits, first));
 	node_stop(&a);
 	node_stop(&b);
 }
