@@ -792,11 +792,13 @@ int main(int argc, char **argv)
 		(void)setrlimit(RLIMIT_NOFILE, &files);
 	}
 	rig_begin(&rig);
-	rig.timing = "heartbeat = 1s\nlost_after = 30s\nmax_sessions = 600\nmax_host_sessions = 600\n";
-	daemon_ = rig_daemon_start(&rig, "loaded",
-				   "[client]\nmax_sessions = 300\nmax_process_sessions = 300\nstall = 60s\n[limits]\n"
-				   "max_rooms = 60000\nmax_pools = 400\n[timers]\noffer = 600s\n"
-				   "open = 600s\nprogress = 600s\nlease = 600s\n");
+	rig.timing =
+		"heartbeat = 1s\nlost_after = 30s\nmax_sessions = 600\nmax_host_sessions = 600\n";
+	daemon_ = rig_daemon_start(
+		&rig, "loaded",
+		"[client]\nmax_sessions = 300\nmax_process_sessions = 300\nstall = 60s\n[limits]\n"
+		"max_rooms = 60000\nmax_pools = 400\n[timers]\noffer = 600s\n"
+		"open = 600s\nprogress = 600s\nlease = 600s\n");
 	RIG_REQUIRE(kvp_memory_create("pool", POOL_PAGES * PAGE * ROW, &pool_fd, &map) == 0);
 	peers = peers_start(n_peers);
 	fill();
