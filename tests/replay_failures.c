@@ -278,7 +278,7 @@ static void behind_fence(struct kvp_chunk *chunk)
 static void f07_rows_behind_their_fence(struct rig *rig)
 {
 	struct pair pair;
-	struct fault_room *room = &pair.room;
+	struct fault_room *room = &pair.room, other;
 
 	pair_begin(rig, &pair, 7);
 	RIG_CALL(room->src.client, kvp_fence_create(room->src.client, 1, &fence));
@@ -288,6 +288,16 @@ static void f07_rows_behind_their_fence(struct rig *rig)
 	fault_submit(room, FAULT_FIRST);
 	fault_submit(room, FAULT_REST);
 	room->on_chunk = NULL;
+	/* A whole room goes through the same lanes meanwhile: who reads early has read by then. */
+	fault_room_make(&other, 77, pair.prefill, pair.decode);
+	fault_connect_both(&other);
+	fault_transfer(&other);
+	fault_close(&other);
+	(void)kvp_process(room->src.client);
+	(void)kvp_process(room->dst.client);
+	RIG_REQUIRE(rig_state(room->src.client, room->src.room).source_free == 0);
+	RIG_REQUIRE(rig_state(room->dst.client, room->dst.room).arrived == 0);
+	fault_check_untouched(room);
 	fault_restore(room); /* the forward */
 	kvp_fence_signal(fence, 0, 1);
 	fault_completes(room);

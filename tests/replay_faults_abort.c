@@ -18,13 +18,18 @@ struct pair {
 	struct fault_room room;
 };
 
-static void pair_begin(struct rig *rig, struct pair *pair)
+static void pair_begin_at(struct rig *rig, struct pair *pair, bool local)
 {
 	memset(pair, 0, sizeof(*pair));
 	pair->prefill = rig_daemon_start(rig, "prefill", DAEMON);
-	pair->decode = rig_daemon_start(rig, "decode", DAEMON);
+	pair->decode = local ? pair->prefill : rig_daemon_start(rig, "decode", DAEMON);
 	fault_room_make(&pair->room, 11, pair->prefill, pair->decode);
 	fault_connect_both(&pair->room);
+}
+
+static void pair_begin(struct rig *rig, struct pair *pair)
+{
+	pair_begin_at(rig, pair, false);
 }
 
 static void both_idle(const struct pair *pair)
@@ -202,20 +207,22 @@ static void states(struct rig *rig)
  * The same room and the same pages over and over, retracted wherever it happens to be: what a round
  * leaves behind, or writes late, shows in a later one. The bytes are other ones each time.
  */
-static void loop(struct rig *rig)
+static void loop_at(struct rig *rig, bool local)
 {
 	enum { ROUNDS = 1000 };
 	uint64_t seed = rig_now_ns();
 	struct pair pair;
 	struct fault_room *room = &pair.room;
-	uint32_t i, fds[2];
+	uint32_t i, fds[2], maps[2];
 
-	pair_begin(rig, &pair);
+	pair_begin_at(rig, &pair, local);
 	fault_transfer(room);
 	fault_reset(room);
 	both_idle(&pair);
 	fds[0] = fault_fds(pair.prefill);
 	fds[1] = fault_fds(pair.decode);
+	maps[0] = fault_maps(pair.prefill);
+	maps[1] = fault_maps(pair.decode);
 	printf("     seed %llu\n", (unsigned long long)seed);
 	fault_expect(room);
 	fault_open(room);
@@ -239,7 +246,19 @@ static void loop(struct rig *rig)
 	both_idle(&pair);
 	fault_fds_back(pair.prefill, fds[0]);
 	fault_fds_back(pair.decode, fds[1]);
+	fault_maps_back(pair.prefill, maps[0]);
+	fault_maps_back(pair.decode, maps[1]);
 	fault_close(room);
+}
+
+static void loop(struct rig *rig)
+{
+	loop_at(rig, false);
+}
+
+static void loop_local(struct rig *rig)
+{
+	loop_at(rig, true);
 }
 
 /* Too late: nothing changes. */
@@ -262,8 +281,8 @@ static void late(struct rig *rig)
 int main(int argc, char **argv)
 {
 	static const struct rig_scenario scenarios[] = {
-		{ "points", points }, { "alone", alone }, { "states", states },
-		{ "loop", loop },     { "late", late },
+		{ "points", points }, { "alone", alone },           { "states", states },
+		{ "loop", loop },     { "loop_local", loop_local }, { "late", late },
 	};
 
 	if (!fault_points())
