@@ -173,6 +173,7 @@ $(BUILD)/tests/test_direct_gpu: $(BUILD)/tests/fake_gpu.o $(BUILD)/tests/fake_di
 $(FUZZ_BIN): $(if $(FUZZ),,$(BUILD)/tests/corpus_main.o)
 $(FUZZ_BIN): EXTRA := $(if $(FUZZ),-fsanitize=fuzzer)
 $(CRITERION_BIN) $(FAKE_GPU_BIN) $(FAKE_DIRECT_BIN): EXTRA := -lcriterion
+$(CRITERION_BIN) $(FAKE_GPU_BIN) $(FAKE_DIRECT_BIN): $(BUILD)/tests/slow_limits.o
 $(BUILD)/tests/test_peer: EXTRA += -Wl,--wrap=calloc
 # Its driver is its own.
 $(BUILD)/tests/test_device: EXTRA += -Wl,--wrap=dlopen -Wl,--wrap=dlsym
@@ -235,7 +236,8 @@ run-rdma: tests
 run-stress: $(call pick,stress)
 	@$(RUN_ENV) tests/run.sh $^
 run-valgrind: all $(call pick,test)
-	@KVP_WRAP='valgrind -q --error-exitcode=9 --trace-children=yes' $(RUN_ENV) tests/run.sh $(call pick,test)
+	@KVP_WRAP='valgrind -q --error-exitcode=9 --trace-children=yes --trace-children-skip=*/mount,*/umount' \
+		KVP_SLOW=10 KVP_TIMEOUT=600 $(RUN_ENV) tests/run.sh $(call pick,test)
 run-matrix: all $(BUILD)/tests/matrix
 	@$(RUN_ENV) UCX_LOG_LEVEL=error $(BUILD)/tests/matrix $(or $(T),all)
 run-torture: $(TORTURE_BIN) $(FAKE_CUDA)

@@ -26,6 +26,7 @@ uint64_t kvp_peer_now(void)
 void kvp_peer_set_state(struct kvp_peer *peer, enum kvp_peer_state state)
 {
 	peer->state = state;
+	peer->last_look = false;
 	peer->since_ns = kvp_peer_now();
 	if (state != KVP_PEER_BACKOFF)
 		peer->retry_at_ns = 0;

@@ -47,6 +47,7 @@ struct kvp_peer {
 	bool dead;      /* unlinked; freed when its timer has closed */
 	bool path_lost; /* `reason` says why; the timer ends the session */
 	bool admitted;  /* its number is in peers->admits */
+	bool last_look; /* the time of this state is over, and what has come is read once more */
 	enum kvp_peer_state state;
 	uint32_t holders, endpoints;
 	uint64_t session, dial;

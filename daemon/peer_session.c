@@ -364,10 +364,24 @@ static void session_over(struct kvp_peer *peer)
 	kvp_peer_set_timer(peer, delay);
 }
 
+/* Timers come before sockets in a turn of the loop. When it was this process that stood still, or
+ * had no processor, the connection or the greeting may be there and nobody has looked. */
+static bool looks_once_more(struct kvp_peer *peer)
+{
+	if (peer->last_look ||
+	    (peer->state != KVP_PEER_CONNECTING && peer->state != KVP_PEER_HELLO))
+		return false;
+	peer->last_look = true;
+	kvp_peer_set_timer(peer, 1000000);
+	return true;
+}
+
 void kvp_peer_on_timer(uv_timer_t *timer)
 {
 	struct kvp_peer *peer = timer->data;
 
+	if (looks_once_more(peer))
+		return;
 	switch (peer->state) {
 	case KVP_PEER_CONNECTING:
 		kvp_peer_end(peer, KVP__STATUS__STATUS_UNREACHABLE,

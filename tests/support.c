@@ -14,7 +14,6 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <criterion/criterion.h>
@@ -23,6 +22,7 @@
 #include "proto/msg.h"
 #include "proto/packet.h"
 #include "proto/util.h"
+#include "tests/support_clock.h"
 
 #define START_MS 20000
 #define REPLY_MS 10000
@@ -34,10 +34,7 @@ void support_sleep_ms(unsigned ms)
 
 uint64_t support_now_ms(void)
 {
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
+	return support_clock_ns() / 1000000;
 }
 
 void support_program(char *path, size_t bytes, const char *name)
@@ -239,7 +236,7 @@ int support_connect(const struct support_daemon *daemon)
 
 int support_send(int fd, const void *bytes, size_t n, const int *fds, size_t n_fds)
 {
-	for (int i = 0; i < REPLY_MS; i++) {
+	for (int i = 0; i < support_slow_ms(REPLY_MS); i++) {
 		int r = kvp_packet_send(fd, bytes, n, fds, n_fds);
 
 		if (r != -EAGAIN)
@@ -263,7 +260,7 @@ static bool readable(int fd, uint64_t until)
 	struct pollfd pfd = { fd, POLLIN, 0 };
 	uint64_t now = support_now_ms();
 
-	return now < until && poll(&pfd, 1, (int)(until - now)) == 1;
+	return now < until && poll(&pfd, 1, support_slow_ms((int)(until - now))) == 1;
 }
 
 bool support_recv(int fd, struct support_reply *reply, int ms)

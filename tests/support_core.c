@@ -10,6 +10,7 @@
 
 #include "daemon/server.h"
 #include "proto/util.h"
+#include "tests/support_clock.h"
 
 static void must(bool ok, const char *what)
 {
@@ -172,16 +173,17 @@ int core_connect(const struct core_rig *rig)
 void core_stop(struct core_rig *rig)
 {
 	struct kvp_core *core = &rig->core;
-	uint64_t give_up = uv_hrtime() + UINT64_C(20000000000);
+	uint64_t give_up = support_clock_ns() + UINT64_C(20000000000);
 
 	kvp_server_close(core->server);
 	kvp_rooms_close(core->rooms);
 	kvp_server_end_sessions(core->server, "the test ends");
-	while (!(core_is_empty(rig) && kvp_server_idle(core->server)) && uv_hrtime() < give_up)
+	while (!(core_is_empty(rig) && kvp_server_idle(core->server)) &&
+	       support_clock_ns() < give_up)
 		core_turn(rig, true);
 	must(core_is_empty(rig), "something is left");
 	kvp_peers_stop(core->peers);
-	while (!kvp_peers_idle(core->peers) && uv_hrtime() < give_up)
+	while (!kvp_peers_idle(core->peers) && support_clock_ns() < give_up)
 		core_turn(rig, true);
 	must(kvp_peers_idle(core->peers), "peers do not end");
 	kvp_rooms_destroy(core->rooms);

@@ -2,6 +2,7 @@
 #include "tests/support_lane.h"
 
 #include "proto/sums.h"
+#include "tests/support_clock.h"
 
 #include <poll.h>
 #include <stdarg.h>
@@ -9,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #define WAIT_NS UINT64_C(20000000000)
 #define BACKGROUND 0xb7
@@ -28,10 +28,7 @@ void lt_die(const char *where, int line, const char *cond, const char *fmt, ...)
 
 uint64_t lt_now(void)
 {
-	struct timespec ts;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+	return support_clock_ns();
 }
 
 void *lt_alloc(size_t n, size_t bytes)

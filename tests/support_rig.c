@@ -18,8 +18,9 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "tests/support_clock.h"
 
 unsigned int rig_deadline_s = 120;
 
@@ -45,10 +46,7 @@ void rig_die(const char *where, int line, const char *cond, const char *fmt, ...
 
 uint64_t rig_now_ns(void)
 {
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+	return support_clock_ns();
 }
 
 void rig_sleep_ms(unsigned int ms)

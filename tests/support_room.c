@@ -9,6 +9,8 @@
 
 #include <utlist.h>
 
+#include "tests/support_clock.h"
+
 /* Like assert(), also for calls that must happen. */
 static void must(bool ok, const char *what)
 {
@@ -59,7 +61,7 @@ void sr_init(struct sr_node *node, uv_loop_t *loop, uint8_t id)
 	node->loop = loop;
 	kvp_config_defaults(&node->config);
 	node->config.peer.heartbeat_ns = 100 * SR_MS;
-	node->config.peer.lost_after_ns = 2000 * SR_MS;
+	node->config.peer.lost_after_ns = 2000 * SR_MS * support_slow();
 	node->config.peer.retry_min_ns = 20 * SR_MS;
 	node->config.peer.retry_max_ns = 100 * SR_MS;
 	node->config.host.slots = 8;
@@ -195,11 +197,11 @@ static void on_pool_ended(struct kvp_pool *pool, void *arg)
 
 void sr_stop(struct sr_node *node)
 {
-	uint64_t give_up = uv_hrtime() + 20000 * SR_MS;
+	uint64_t give_up = support_clock_ns() + 20000 * SR_MS;
 
 	kvp_rooms_close(node->rooms);
 	kvp_rooms_owner_lost(node->rooms, &node->owner, "the test ends");
-	while (kvp_rooms_count(node->rooms) > 0 && uv_hrtime() < give_up)
+	while (kvp_rooms_count(node->rooms) > 0 && support_clock_ns() < give_up)
 		sr_step(node, NULL);
 	must(kvp_rooms_count(node->rooms) == 0, "rooms do not become quiet");
 	while (node->pools.first) {
@@ -207,12 +209,12 @@ void sr_stop(struct sr_node *node)
 
 		must(pool->n_users == 0, "a pool is in use");
 		kvp_pool_end(pool, true, on_pool_ended, NULL);
-		while (pool->state != KVP_POOL_PAUSED && uv_hrtime() < give_up)
+		while (pool->state != KVP_POOL_PAUSED && support_clock_ns() < give_up)
 			sr_step(node, NULL);
 		kvp_pool_free(&node->pools, pool);
 	}
 	kvp_peers_stop(node->peers);
-	while (!kvp_peers_idle(node->peers) && uv_hrtime() < give_up)
+	while (!kvp_peers_idle(node->peers) && support_clock_ns() < give_up)
 		sr_step(node, NULL);
 	must(kvp_peers_idle(node->peers), "peers do not end");
 	kvp_rooms_destroy(node->rooms);

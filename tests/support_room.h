@@ -12,6 +12,7 @@
 
 #include "daemon/peer.h"
 #include "daemon/room.h"
+#include "tests/support_clock.h"
 
 #define SR_HANDLES 64u
 #define SR_MS UINT64_C(1000000)
@@ -64,12 +65,12 @@ void sr_step(struct sr_node *a, struct sr_node *b);
 void sr_run(struct sr_node *a, struct sr_node *b, uint64_t ns);
 
 /* Runs until the condition holds; asserts that it does within 10 s. */
-#define SR_UNTIL(a, b, cond)                                     \
-	do {                                                     \
-		uint64_t give_up_ = uv_hrtime() + 10000 * SR_MS; \
-		while (!(cond) && uv_hrtime() < give_up_)        \
-			sr_step(a, b);                           \
-		cr_assert(cond, "%s", #cond);                    \
+#define SR_UNTIL(a, b, cond)                                            \
+	do {                                                            \
+		uint64_t give_up_ = support_clock_ns() + 10000 * SR_MS; \
+		while (!(cond) && support_clock_ns() < give_up_)        \
+			sr_step(a, b);                                  \
+		cr_assert(cond, "%s", #cond);                           \
 	} while (0)
 
 /* ---- pools ------------------------------------------------------------------------------------

@@ -4,16 +4,13 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "proto/util.h"
+#include "tests/support_clock.h"
 
 uint64_t vp_ms(void)
 {
-	struct timespec ts;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &ts); /* cannot fail for this clock */
-	return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
+	return support_clock_ns() / 1000000;
 }
 
 static void fill(unsigned char *to, size_t bytes, uint64_t seq)

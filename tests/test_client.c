@@ -12,9 +12,10 @@
 
 #include "client/kvpack.h"
 #include "proto/util.h"
+#include "tests/support_clock.h"
 #include "tests/support_fake.h"
 
-#define WAIT_MS 10000 /* never reached when things work */
+#define WAIT_MS support_slow_ms(10000) /* never reached when things work */
 
 static struct fake *fake;
 static struct kvp_client *client;

@@ -11,6 +11,7 @@
 #include "daemon/nic.h"
 #include "proto/util.h"
 #include "tests/fake_verbs.h"
+#include "tests/support_clock.h"
 #include "tests/support_verbs.h"
 
 #define SLOT 65536u
@@ -377,7 +378,7 @@ Test(net_rails, a_sleeping_net_notices_that_its_rail_is_up)
 		while (kvp_net_verbs.progress(pair.a.net) > 0 || kvp_net_verbs.arm(pair.a.net) < 0)
 			;
 		if (pair.a.net->rails[1].port_down)
-			cr_assert_eq(poll(&pfd, 1, 5000), 1);
+			cr_assert_eq(poll(&pfd, 1, support_slow_ms(5000)), 1);
 	}
 	cr_assert_not(pair.a.net->rails[1].port_down);
 	close_pair(&pair);

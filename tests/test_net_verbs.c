@@ -14,6 +14,7 @@
 #include "daemon/net_verbs.h"
 #include "daemon/nic.h"
 #include "tests/fake_verbs.h"
+#include "tests/support_clock.h"
 #include "tests/support_verbs.h"
 
 #define SLOT 65536u
@@ -625,7 +626,7 @@ Test(net_verbs, an_event_without_a_completion)
 	cr_assert_eq(vp_send(&a, 1), 0);
 	(void)kvp_net_verbs.progress(a.net);
 	pfd = (struct pollfd){ .fd = kvp_net_verbs.fd(b.net), .events = POLLIN };
-	cr_assert_eq(poll(&pfd, 1, 2000), 1);
+	cr_assert_eq(poll(&pfd, 1, support_slow_ms(2000)), 1);
 	cr_assert(vp_turn(&a, &b, &b.messages, 2, 2000));
 	close_pair(&a, &b);
 }
@@ -645,7 +646,7 @@ Test(net_verbs, sleep_wakes_up)
 			;
 		cr_assert_eq(vp_send(&a, i), 0);
 		(void)kvp_net_verbs.progress(a.net);
-		cr_assert_eq(poll(&pfd, 1, 2000), 1);
+		cr_assert_eq(poll(&pfd, 1, support_slow_ms(2000)), 1);
 		cr_assert(vp_turn(&a, &b, &b.messages, i + 1, 2000));
 	}
 	close_pair(&a, &b);

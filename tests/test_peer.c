@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -8,6 +9,7 @@
 #include "daemon/peer.h"
 #include "proto/msg.h"
 #include "proto/peer_msg.h"
+#include "tests/support_clock.h"
 
 #define MS UINT64_C(1000000)
 
@@ -99,9 +101,9 @@ static void node_start(struct node *node, uint8_t id, const char *listen)
 	if (!node->config.peer.heartbeat_ns) {
 		kvp_config_defaults(&node->config);
 		node->config.peer.heartbeat_ns = 20 * MS;
-		node->config.peer.lost_after_ns = 200 * MS;
-		node->config.peer.retry_min_ns = 10 * MS;
-		node->config.peer.retry_max_ns = 40 * MS;
+		node->config.peer.lost_after_ns = 200 * MS * support_slow();
+		node->config.peer.retry_min_ns = 10 * MS * support_slow();
+		node->config.peer.retry_max_ns = 40 * MS * support_slow();
 	}
 	(void)snprintf(node->config.peer.listen, sizeof(node->config.peer.listen), "%s", listen);
 	(void)snprintf(node->config.node.name, sizeof(node->config.node.name), "node%u", id);
@@ -123,12 +125,12 @@ static void tick_cb(uv_timer_t *timer)
 /* Runs the loop until *what >= n, at most 5 s. */
 static bool until(const unsigned *what, unsigned n)
 {
-	uint64_t give_up = uv_hrtime() + 5000 * MS;
+	uint64_t give_up = support_clock_ns() + 5000 * MS;
 	uv_timer_t timer;
 
 	uv_timer_init(&loop, &timer);
 	uv_timer_start(&timer, tick_cb, 1, 5);
-	while (*what < n && uv_hrtime() < give_up)
+	while (*what < n && support_clock_ns() < give_up)
 		uv_run(&loop, UV_RUN_ONCE);
 	uv_close((uv_handle_t *)&timer, NULL);
 	uv_run(&loop, UV_RUN_NOWAIT);
@@ -144,7 +146,7 @@ static void run_for(uint64_t ns)
 		uv_timer_t timer;
 
 		uv_timer_init(&loop, &timer);
-		uv_timer_start(&timer, tick_cb, 1, 0);
+		uv_timer_start(&timer, tick_cb, 1, 1); /* again: the first may be due at once */
 		uv_run(&loop, UV_RUN_ONCE);
 		uv_close((uv_handle_t *)&timer, NULL);
 		uv_run(&loop, UV_RUN_NOWAIT);
@@ -552,7 +554,7 @@ Test(peer, the_self_peer_comes_back)
 
 Test(peer, the_allow_list_decides_who_may_connect)
 {
-	uint64_t give_up = uv_hrtime() + 5000 * MS;
+	uint64_t give_up = support_clock_ns() + 5000 * MS;
 	struct node a = { 0 }, b = { 0 };
 	struct kvp_peer *peer;
 	struct raw raw;
@@ -568,7 +570,7 @@ Test(peer, the_allow_list_decides_who_may_connect)
 	/* Who calls is told where to look. */
 	peer = dial(&b, kvp_peers_address(a.peers));
 	while (!strstr(kvp_peer_reason(peer), "before it has greeted: its log says why") &&
-	       uv_hrtime() < give_up)
+	       support_clock_ns() < give_up)
 		uv_run(&loop, UV_RUN_ONCE);
 	cr_assert(strstr(kvp_peer_reason(peer), "(peer.allow"), "%s", kvp_peer_reason(peer));
 	kvp_peer_put(peer);
@@ -914,6 +916,35 @@ Test(peer, endpoints_end_with_the_session)
 	cr_assert_not(kvp_peers_idle(a.peers), "the lane still has the endpoint");
 	atomic_store(&a.lane.board->flags, KVP_BOARD_QUIET);
 	kvp_peers_board(a.peers, a.lane.board);
+	node_stop(&a);
+	node_stop(&b);
+}
+
+/* This process stood still for longer than a dial and a greeting may take: what has come is seen.
+ */
+Test(peer, a_loop_that_is_late_loses_nobody)
+{
+	struct node a = { 0 }, b = { 0 };
+	struct kvp_peer *peer;
+	struct raw raw;
+
+	node_start(&a, 1, "127.0.0.1:0");
+	b.config = a.config;
+	b.config.peer.lost_after_ns = 60000 * MS;
+	node_start(&b, 2, "127.0.0.1:0");
+	peer = dial(&a, kvp_peers_address(b.peers));
+	(void)poll(NULL, 0, support_slow_ms(250)); /* while it connects */
+	cr_assert(until(&a.ups, 1));
+	cr_assert(until(&b.ups, 1));
+
+	raw_open(&raw, kvp_peers_address(a.peers));
+	run_for(20 * MS); /* until it is accepted */
+	raw_hello(&raw, KVP_PROTO_VERSION_MIN, KVP_PROTO_VERSION_MAX, 3, "");
+	(void)poll(NULL, 0, support_slow_ms(250));
+	cr_assert(until(&a.ups, 2));
+	cr_assert_eq(a.downs + b.downs, 0u, "%s%s", a.why, b.why);
+	kvp_peer_put(peer);
+	raw_close(&raw);
 	node_stop(&a);
 	node_stop(&b);
 }

@@ -7,6 +7,7 @@
 
 #include <criterion/criterion.h>
 
+#include "tests/support_clock.h"
 #include "tests/support_room.h"
 
 #define OK KVP__STATUS__STATUS_OK
@@ -1496,6 +1497,7 @@ Test(room, a_stalled_receiver_times_out)
 	struct sr_expect expect;
 	struct sr_open open = { .handle = 2, .room = 7, .timers.progress_ms = 150 };
 
+	open.timers.progress_ms *= (uint32_t)support_slow();
 	two_nodes();
 	hold(&b, KVP_HOLD_GRANT, true);
 	expect = expect_one(1);

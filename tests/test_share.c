@@ -12,6 +12,7 @@
 
 #include "daemon/server.h"
 #include "proto/msg.h"
+#include "tests/support_clock.h"
 #include "tests/support_core.h"
 
 /*
@@ -75,7 +76,7 @@ static int greet_on(int fd)
 {
 	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
 	Kvp__Hello body = KVP__HELLO__INIT;
-	uint64_t until = uv_hrtime() + UINT64_C(20000000000);
+	uint64_t until = support_clock_ns() + UINT64_C(20000000000);
 
 	cr_assert_geq(fd, 0);
 	body.version_min = body.version_max = KVP_PROTO_VERSION_MAX;
@@ -86,7 +87,7 @@ static int greet_on(int fd)
 	msg.hello = &body;
 	cr_assert(send_msg(fd, &msg));
 	while (replies(fd) == 0) {
-		cr_assert_lt(uv_hrtime(), until);
+		cr_assert_lt(support_clock_ns(), until);
 		core_turn(&rig, true);
 	}
 	cr_assert_eq(rig.core.server->sessions->prev->state, KVP_SESSION_UP);
@@ -158,10 +159,10 @@ Test(share, a_turn_has_something_of_each, .init = setup, .fini = teardown)
 /* The first that has greeted has taken so much that it rests after its next packets. */
 static void has_taken_much(struct kvp_session *session)
 {
-	uint64_t until = uv_hrtime() + UINT64_C(30000000000);
+	uint64_t until = support_clock_ns() + UINT64_C(30000000000);
 
 	while (!session->process->resting) {
-		cr_assert_lt(uv_hrtime(), until, "it never rests");
+		cr_assert_lt(support_clock_ns(), until, "it never rests");
 		session->process->taken_ns = 10000000;
 		session->process->read_ns = kvp_core_now_ns();
 		core_turn(&rig, false);
@@ -174,7 +175,7 @@ Test(share, who_takes_all_rests, .init = setup, .fini = teardown)
 	pid_t pid;
 	int loud = greet(), quiet = greet_as_other(&pid);
 	struct kvp_session *session = rig.core.server->sessions;
-	uint64_t until = uv_hrtime() + UINT64_C(30000000000);
+	uint64_t until = support_clock_ns() + UINT64_C(30000000000);
 	unsigned sent = 0, done = 0;
 
 	for (unsigned round = 1; round <= 5; round++) {
@@ -187,7 +188,8 @@ Test(share, who_takes_all_rests, .init = setup, .fini = teardown)
 		core_turn(&rig, false);
 		cr_assert_eq(replies(quiet), 1u);
 		while (done < sent) {
-			cr_assert_lt(uv_hrtime(), until, "%u of %u are answered", done, sent);
+			cr_assert_lt(support_clock_ns(), until, "%u of %u are answered", done,
+				     sent);
 			core_turn(&rig, true);
 			done += replies(loud);
 		}
@@ -225,18 +227,18 @@ Test(share, a_new_connection_rests_too, .init = setup, .fini = teardown)
 {
 	int fd = greet();
 	struct kvp_process *process = rig.core.server->sessions->process;
-	uint64_t until = uv_hrtime() + UINT64_C(20000000000), rests;
+	uint64_t until = support_clock_ns() + UINT64_C(20000000000), rests;
 
 	process->taken_ns = UINT64_C(3600000000000); /* an hour */
 	close(fd);
 	while (rig.core.server->sessions) {
-		cr_assert_lt(uv_hrtime(), until);
+		cr_assert_lt(support_clock_ns(), until);
 		core_turn(&rig, true);
 	}
 	rests = rig.core.server->rests;
 	fd = core_connect(&rig);
 	while (!rig.core.server->sessions) {
-		cr_assert_lt(uv_hrtime(), until);
+		cr_assert_lt(support_clock_ns(), until);
 		core_turn(&rig, true);
 	}
 	cr_assert_eq(rig.core.server->sessions->process, process);
@@ -249,7 +251,7 @@ Test(share, a_new_connection_rests_too, .init = setup, .fini = teardown)
 Test(share, who_rests_and_goes_has_been_read, .init = setup, .fini = teardown)
 {
 	int loud = greet();
-	uint64_t until = uv_hrtime() + UINT64_C(30000000000), before;
+	uint64_t until = support_clock_ns() + UINT64_C(30000000000), before;
 	unsigned sent = 0;
 
 	for (int i = 0; i < 40 && send_abort(loud); i++)
@@ -259,7 +261,7 @@ Test(share, who_rests_and_goes_has_been_read, .init = setup, .fini = teardown)
 	cr_assert_gt(sent + 1, before, "all was read already");
 	shutdown(loud, SHUT_WR);
 	while (rig.core.server->requests < sent + 1 && rig.core.server->sessions) {
-		cr_assert_lt(uv_hrtime(), until);
+		cr_assert_lt(support_clock_ns(), until);
 		core_turn(&rig, true);
 		(void)replies(loud);
 	}
