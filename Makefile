@@ -6,7 +6,7 @@
 # make asan         check under ASan and UBSan       make tsan        stress programs under TSan
 # make valgrind     Criterion tests under valgrind   make bench       all benchmarks (T=bench_x: one)
 # make torture      every allocation and foreign call fails in turn (PART=start|run|stop|gpu|verbs STRIDE=8: some)
-# make load         256 clients, 50,000 rooms, 256 peers: latencies, memory, fairness, limits
+# make load         256 clients, 50,000 rooms, 256 peers: latencies, memory, limits
 # make check-rdma   RDMA verbs for real: soft RoCE in a QEMU guest, which it builds from Debian packages
 # make matrix            every state of a room x every victim x every fault (T=sample, T=want/)
 # make fuzz T=msg SECS=60    one libFuzzer target    make deps        only the Debian packages

@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Load: 256 clients, 50,000 rooms and 256 light peers on one daemon. Prints the latency of each
- * kind of request with all of them there, what an object takes of memory, what a quiet client
- * notices of one that floods, and how the daemon gets over a lack of descriptors and of memory.
+ * kind of request with all of them there, what an object takes of memory, and how the daemon gets
+ * over a lack of descriptors and of memory.
  *
  *     load                all of it
  *     load --small        few of each, no timing: only what must be so
- *     load --fairness     only what a quiet client notices of others, with few rooms
  */
 
-#include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +17,6 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,12 +24,10 @@
 
 #include "proto/msg.h"
 #include "tests/support_peers.h"
+#include "tests/support_raw.h"
 #include "tests/support_rig.h"
 
 #define CLIENTS_MAX 256u
-#define PAGE 16u
-#define ROW 64u
-#define POOL_PAGES 256u
 #define SAMPLES 1000u
 #define WAIT_NS UINT64_C(60000000000)
 
@@ -43,12 +37,6 @@ static const char *const kind_names[KINDS] = { "hello", "pool_register",  "pages
 					       "open",  "submit",         "recall",       "renew",
 					       "abort", "inspect status", "inspect rooms" };
 
-struct client {
-	int fd;
-	uint64_t last_id, next_handle;
-	uint32_t next_page;
-};
-
 struct times {
 	double *us;
 	uint32_t n, cap;
@@ -57,10 +45,10 @@ struct times {
 static struct rig rig;
 static struct rig_daemon *daemon_;
 static struct peers *peers;
-static struct client clients[CLIENTS_MAX];
+static struct raw clients[CLIENTS_MAX];
 static struct times times[KINDS];
 static uint32_t n_clients = CLIENTS_MAX, n_rooms = 50000, n_peers = 256, n_samples = SAMPLES;
-static bool small, only_fairness;
+static bool small;
 static int pool_fd;
 static uint64_t next_room = 1;
 
@@ -91,149 +79,47 @@ static double percentile(struct times *t, double p)
 	return t->us[(size_t)(p * (double)(t->n - 1))];
 }
 
-static void client_connect(struct client *client)
-{
-	struct sockaddr_un addr = { .sun_family = AF_UNIX };
-
-	*client = (struct client){ .fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0) };
-	(void)snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", daemon_->socket);
-	RIG_REQUIRE(client->fd >= 0 &&
-			    connect(client->fd, (const struct sockaddr *)&addr, sizeof(addr)) == 0,
-		    "%s", strerror(errno));
-}
-
-/* The reply to `id`; events on the way are read and forgotten. Its status; *fd came along. */
-static Kvp__Status wait_reply(struct client *client, uint64_t id, int *fd, char *text)
-{
-	static uint8_t buf[KVP_LIMIT_PACKET];
-	uint64_t until = rig_now_ns() + WAIT_NS;
-
-	for (;;) {
-		struct pollfd pfd = { client->fd, POLLIN, 0 };
-		Kvp__DaemonMsg *msg = NULL;
-		int fds[2];
-		size_t n_fds = 0;
-		ssize_t n;
-		Kvp__Status status;
-
-		RIG_REQUIRE(rig_now_ns() < until, "no answer");
-		(void)poll(&pfd, 1, 1000); /* looks at the time again */
-		n = kvp_packet_recv(client->fd, buf, sizeof(buf), fds, &n_fds, 2);
-		if (n == -EAGAIN)
-			continue;
-		RIG_REQUIRE(n > 0, "the daemon has closed: %s", n ? strerror((int)-n) : "");
-		RIG_REQUIRE(kvp_msg_decode_daemon(buf, (size_t)n, &msg, NULL, 0) == 0);
-		if (msg->body_case != KVP__DAEMON_MSG__BODY_REPLY || msg->reply->id != id) {
-			kvp_msg_free_daemon(msg);
-			continue;
-		}
-		status = msg->reply->status;
-		(void)snprintf(text, 256, "%s", msg->reply->text);
-		kvp_msg_free_daemon(msg);
-		if (n_fds && !fd)
-			(void)close(fds[0]);
-		if (fd)
-			*fd = n_fds ? fds[0] : -1;
-		return status;
-	}
-}
-
-static Kvp__Status call_fd(struct client *client, Kvp__ClientMsg *msg, int send_fd, int *got_fd,
-			   char *text)
-{
-	static uint8_t buf[KVP_LIMIT_PACKET];
-	long n;
-	int r;
-
-	msg->id = ++client->last_id;
-	n = kvp_msg_encode_client(msg, buf, sizeof(buf));
-	RIG_REQUIRE(n > 0);
-	while ((r = kvp_packet_send(client->fd, buf, (size_t)n, &send_fd, send_fd >= 0)) == -EAGAIN)
-		rig_sleep_ms(1);
-	RIG_REQUIRE(r == 0, "%s", strerror(-r));
-	return wait_reply(client, msg->id, got_fd, text);
-}
-
 /* Must succeed; counts its time. */
-static void call(struct client *client, enum kind kind, Kvp__ClientMsg *msg, int fd)
+static void call(struct raw *client, enum kind kind, Kvp__ClientMsg *msg)
 {
 	uint64_t from = rig_now_ns();
-	char text[256];
-	Kvp__Status status = call_fd(client, msg, fd, NULL, text);
 
+	raw_call(client, msg, -1);
 	take_time(&times[kind], from);
-	RIG_REQUIRE(status == KVP__STATUS__STATUS_OK, "%s: %s", kind_names[kind], text);
 }
 
-static void hello(struct client *client)
+static void hello(struct raw *client)
 {
-	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
-	Kvp__Hello body = KVP__HELLO__INIT;
-
-	body.version_min = body.version_max = KVP_PROTO_VERSION_MAX;
-	body.name = (char *)"load";
-	body.pid = (uint32_t)getpid();
-	msg.body_case = KVP__CLIENT_MSG__BODY_HELLO;
-	msg.hello = &body;
-	call(client, HELLO, &msg, -1);
-}
-
-static Kvp__Status register_pool(struct client *client, uint32_t id, int fd, uint64_t bytes,
-				 char *text)
-{
-	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
-	Kvp__PoolRegister body = KVP__POOL_REGISTER__INIT;
-	Kvp__Entry entry = KVP__ENTRY__INIT, *entries = &entry;
 	uint64_t from = rig_now_ns();
-	Kvp__Status status;
 
-	entry.row_bytes = entry.full_bytes = ROW;
-	entry.row_stride = ROW;
-	entry.page_stride = PAGE * ROW;
-	entry.rows_per_page = PAGE;
-	entry.n_pages = POOL_PAGES;
-	entry.bytes = bytes;
-	body.pool = id;
-	body.entries = &entries;
-	body.n_entries = 1;
-	msg.body_case = KVP__CLIENT_MSG__BODY_POOL_REGISTER;
-	msg.pool_register = &body;
-	status = call_fd(client, &msg, fd, NULL, text);
-	if (status == KVP__STATUS__STATUS_OK)
-		take_time(&times[POOL], from);
-	return status;
+	raw_hello(client);
+	take_time(&times[HELLO], from);
 }
 
-static void pages(struct client *client, uint32_t list)
+static void register_pool(struct raw *client)
 {
-	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
-	Kvp__Pages body = KVP__PAGES__INIT;
-	uint32_t page = client->next_page++ % POOL_PAGES;
+	uint64_t from = rig_now_ns();
+	char text[RAW_TEXT];
 
-	body.list = list;
-	body.pages = &page;
-	body.n_pages = 1;
-	msg.body_case = KVP__CLIENT_MSG__BODY_PAGES;
-	msg.pages = &body;
-	call(client, PAGES, &msg, -1);
+	RIG_REQUIRE(raw_register(client, 1, pool_fd, text) == KVP__STATUS__STATUS_OK, "%s", text);
+	take_time(&times[POOL], from);
 }
 
-static Kvp__Side side_of(void)
+static void pages(struct raw *client, uint32_t list)
 {
-	Kvp__Side side = KVP__SIDE__INIT;
+	uint64_t from = rig_now_ns();
 
-	side.page = PAGE;
-	side.dcp_size = side.interleave = 1;
-	return side;
+	raw_pages(client, list);
+	take_time(&times[PAGES], from);
 }
 
 /* Of one page, from one of the light peers. */
-static void expect(struct client *client)
+static void expect(struct raw *client)
 {
 	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
 	Kvp__Expect body = KVP__EXPECT__INIT;
 	Kvp__ExpectSender sender = KVP__EXPECT_SENDER__INIT, *senders = &sender;
-	Kvp__Side side = side_of(), *sides = &side;
+	Kvp__Side side = raw_side(), *sides = &side;
 
 	pages(client, 1);
 	side.list = 1;
@@ -244,54 +130,39 @@ static void expect(struct client *client)
 	body.pool = 1;
 	body.sides = &sides;
 	body.n_sides = 1;
-	body.end = PAGE;
+	body.end = RAW_PAGE;
 	body.meta_from = -1;
 	body.senders = &senders;
 	body.n_senders = 1;
 	msg.body_case = KVP__CLIENT_MSG__BODY_EXPECT;
 	msg.expect = &body;
-	call(client, EXPECT, &msg, -1);
+	call(client, EXPECT, &msg);
 }
 
-static void open_room(struct client *client, uint64_t room)
+static void open_room(struct raw *client, uint64_t room)
 {
-	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
-	Kvp__Open body = KVP__OPEN__INIT;
-	Kvp__Side side = side_of(), *sides = &side;
+	uint64_t from = rig_now_ns();
 
-	body.handle = ++client->next_handle;
-	body.room = room;
-	body.pool = 1;
-	body.sides = &sides;
-	body.n_sides = 1;
-	msg.body_case = KVP__CLIENT_MSG__BODY_OPEN;
-	msg.open = &body;
-	call(client, OPEN, &msg, -1);
+	raw_open(client, room);
+	take_time(&times[OPEN], from);
 }
 
-static void open_(struct client *client)
+static void open_(struct raw *client)
 {
 	open_room(client, next_room++);
 }
 
-static void submit(struct client *client, uint64_t handle)
+static void submit(struct raw *client, uint64_t handle)
 {
-	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
-	Kvp__Submit body = KVP__SUBMIT__INIT;
-	Kvp__ChunkSide side = KVP__CHUNK_SIDE__INIT, *sides = &side;
+	uint64_t from;
 
 	pages(client, 2);
-	side.list = 2;
-	body.handle = handle;
-	body.tokens = PAGE;
-	body.sides = &sides;
-	body.n_sides = 1;
-	msg.body_case = KVP__CLIENT_MSG__BODY_SUBMIT;
-	msg.submit = &body;
-	call(client, SUBMIT, &msg, -1);
+	from = rig_now_ns();
+	raw_submit(client, handle, 0);
+	take_time(&times[SUBMIT], from);
 }
 
-static void recall(struct client *client, uint64_t handle)
+static void recall(struct raw *client, uint64_t handle)
 {
 	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
 	Kvp__Recall body = KVP__RECALL__INIT;
@@ -299,21 +170,18 @@ static void recall(struct client *client, uint64_t handle)
 	body.handle = handle;
 	msg.body_case = KVP__CLIENT_MSG__BODY_RECALL;
 	msg.recall = &body;
-	call(client, RECALL, &msg, -1);
+	call(client, RECALL, &msg);
 }
 
-static void abort_room(struct client *client, uint64_t handle)
+static void abort_room(struct raw *client, uint64_t handle)
 {
-	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
-	Kvp__Abort body = KVP__ABORT__INIT;
+	uint64_t from = rig_now_ns();
 
-	body.handle = handle;
-	msg.body_case = KVP__CLIENT_MSG__BODY_ABORT;
-	msg.abort = &body;
-	call(client, ABORT, &msg, -1);
+	raw_abort(client, handle);
+	take_time(&times[ABORT], from);
 }
 
-static void renew(struct client *client)
+static void renew(struct raw *client)
 {
 	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
 	Kvp__Renew body = KVP__RENEW__INIT;
@@ -323,25 +191,19 @@ static void renew(struct client *client)
 	body.lease_ms = 1000;
 	msg.body_case = KVP__CLIENT_MSG__BODY_RENEW;
 	msg.renew = &body;
-	call(client, RENEW, &msg, -1);
+	call(client, RENEW, &msg);
 }
 
-static cJSON *inspect(struct client *client, enum kind kind)
+static cJSON *inspect(struct raw *client, enum kind kind)
 {
-	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
-	Kvp__Inspect body = KVP__INSPECT__INIT;
 	uint64_t from = rig_now_ns();
-	char text[256], *json;
+	int fd = raw_inspect(client, kind == STATUS ? "status" : "rooms");
 	struct stat st;
 	cJSON *root;
-	int fd = -1;
+	char *json;
 
-	body.what = (char *)(kind == STATUS ? "status" : "rooms");
-	msg.body_case = KVP__CLIENT_MSG__BODY_INSPECT;
-	msg.inspect = &body;
-	RIG_REQUIRE(call_fd(client, &msg, -1, &fd, text) == KVP__STATUS__STATUS_OK, "%s", text);
 	take_time(&times[kind], from);
-	RIG_REQUIRE(fd >= 0 && fstat(fd, &st) == 0);
+	RIG_REQUIRE(fstat(fd, &st) == 0);
 	json = calloc(1, (size_t)st.st_size + 1);
 	RIG_REQUIRE(json && pread(fd, json, (size_t)st.st_size, 0) == st.st_size);
 	(void)close(fd);
@@ -413,21 +275,18 @@ static void fill(void)
 {
 	const uint32_t half = n_rooms / 2;
 	double before = memory("VmRSS:");
-	char text[256];
 
 	if (!small)
 		(void)printf("memory of\n");
 	for (uint32_t i = 0; i < n_clients; i++) {
-		client_connect(&clients[i]);
+		raw_connect(&clients[i], daemon_->socket);
 		hello(&clients[i]);
 	}
 	print_memory("a session", n_clients, before);
 	RIG_REQUIRE(n_clients > 0);
 	before = memory("VmRSS:");
 	for (uint32_t i = 0; i < n_clients; i++)
-		RIG_REQUIRE(register_pool(&clients[i], 1, pool_fd, POOL_PAGES * PAGE * ROW, text) ==
-				    KVP__STATUS__STATUS_OK,
-			    "%s", text);
+		register_pool(&clients[i]);
 	print_memory("a pool", n_clients, before);
 	before = memory("VmRSS:");
 	for (uint32_t i = 0; i < n_peers; i++)
@@ -475,7 +334,7 @@ static void end_beside(pid_t pid)
 }
 
 /* Each room that stays is in the list once. */
-static void list_rooms(struct client *client)
+static void list_rooms(struct raw *client)
 {
 	cJSON *root = inspect(client, ROOMS);
 	uint8_t *seen = calloc(next_room, 1);
@@ -501,14 +360,11 @@ static void list_rooms(struct client *client)
 
 static void pass_rooms(void)
 {
-	struct client client;
-	char text[256];
+	struct raw client;
 
-	client_connect(&client);
+	raw_connect(&client, daemon_->socket);
 	hello(&client);
-	RIG_REQUIRE(register_pool(&client, 1, pool_fd, POOL_PAGES * PAGE * ROW, text) ==
-			    KVP__STATUS__STATUS_OK,
-		    "%s", text);
+	register_pool(&client);
 	for (uint64_t i = 0;; i++) {
 		open_room(&client, PASSING + i);
 		abort_room(&client, client.next_handle);
@@ -533,7 +389,7 @@ static void list_among_passing(void)
 static void measure(void)
 {
 	for (uint32_t i = 0; i < n_samples; i++) {
-		struct client *client = &clients[i % n_clients];
+		struct raw *client = &clients[i % n_clients];
 
 		open_(client);
 		submit(client, client->next_handle);
@@ -552,120 +408,6 @@ static void measure(void)
 		(void)printf("%-16s %8u %10.0f %10.0f %10.0f\n", kind_names[i], times[i].n,
 			     percentile(&times[i], 0.5), percentile(&times[i], 0.99),
 			     percentile(&times[i], 1));
-}
-
-/* ---- fairness ------------------------------------------------------------------------------- */
-
-/* Asks for what is not there, as fast as it goes, and reads the answers when it must. */
-static void flood(void)
-{
-	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
-	Kvp__Abort body = KVP__ABORT__INIT;
-	uint8_t out[64], in[4096];
-	struct client client;
-	long n;
-
-	client_connect(&client);
-	hello(&client);
-	body.handle = 1;
-	msg.id = 9;
-	msg.body_case = KVP__CLIENT_MSG__BODY_ABORT;
-	msg.abort = &body;
-	n = kvp_msg_encode_client(&msg, out, sizeof(out));
-	for (;;) {
-		while (kvp_packet_send(client.fd, out, (size_t)n, NULL, 0) == 0)
-			;
-		while (recv(client.fd, in, sizeof(in), MSG_DONTWAIT) > 0)
-			;
-	}
-}
-
-/* What takes the same processor, and asks nothing. */
-static void burn(void)
-{
-	for (volatile uint32_t i = 0;; i++)
-		;
-}
-
-static void ask_for_rooms(void)
-{
-	struct client client;
-
-	client_connect(&client);
-	hello(&client);
-	for (;;)
-		list_rooms(&client);
-}
-
-/* What a client notices that asks now and then. */
-static void quiet(struct times *t, uint32_t n)
-{
-	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
-	Kvp__PoolPause body = KVP__POOL_PAUSE__INIT;
-	char text[256];
-
-	body.pool = 99;
-	msg.body_case = KVP__CLIENT_MSG__BODY_POOL_PAUSE;
-	msg.pool_pause = &body;
-	for (uint32_t i = 0; i < n; i++) {
-		uint64_t from = rig_now_ns();
-
-		RIG_REQUIRE(call_fd(&clients[0], &msg, -1, NULL, text) ==
-			    KVP__STATUS__STATUS_NOT_FOUND);
-		take_time(t, from);
-		rig_sleep_ms(1);
-	}
-}
-
-/* Beside what runs meanwhile; that has sent at least `requests`. */
-static void quiet_beside(struct times *t, uint32_t n, void (*run)(void), double requests)
-{
-	double before = status_number("counters", "requests"), after;
-	pid_t pid = beside(run);
-
-	rig_sleep_ms(50);
-	quiet(t, n);
-	after = status_number("counters", "requests");
-	end_beside(pid);
-	RIG_REQUIRE(after - before - n >= requests, "it has sent nothing");
-}
-
-enum beside { ALONE, BURNER, FLOODER, LISTER, BESIDES };
-
-static void print_fairness(struct times *t)
-{
-	static const char *const names[BESIDES] = {
-		"alone",
-		"beside one that burns its processor",
-		"beside one that floods",
-		"beside one that lists all rooms",
-	};
-	double alone = percentile(&t[ALONE], 0.99), burner = percentile(&t[BURNER], 0.99);
-
-	(void)printf("\n%-36s %8s %8s %8s  (us) %12s %12s\n", "a quiet client", "p50", "p99", "max",
-		     "p99 / alone", "p99 / burner");
-	for (int i = 0; i < BESIDES; i++)
-		(void)printf("%-36s %8.0f %8.0f %8.0f       %12.2f %12.2f\n", names[i],
-			     percentile(&t[i], 0.5), percentile(&t[i], 0.99), percentile(&t[i], 1),
-			     percentile(&t[i], 0.99) / alone, percentile(&t[i], 0.99) / burner);
-}
-
-/* In turns, since what else the machine does changes. */
-static void fairness(void)
-{
-	struct times t[BESIDES] = { 0 };
-	uint32_t n = small ? 10 : 400, rounds = small ? 1 : 5;
-
-	for (uint32_t round = 0; round < rounds; round++) {
-		quiet(&t[ALONE], n);
-		quiet_beside(&t[BURNER], n, burn, 0);
-		quiet_beside(&t[FLOODER], n, flood, 5 * n);
-		quiet_beside(&t[LISTER], n, ask_for_rooms, 1);
-	}
-	if (!small)
-		print_fairness(t);
-	for (int i = 0; i < BESIDES; i++)
-		free(t[i].us);
 }
 
 /* ---- limits on purpose ---------------------------------------------------------------------- */
@@ -710,7 +452,7 @@ static double accept_pauses(void)
 static void no_descriptors(void)
 {
 	struct rlimit old, low;
-	struct client more[8];
+	struct raw more[8];
 	double before = accept_pauses();
 
 	RIG_REQUIRE(prlimit(daemon_->pid, RLIMIT_NOFILE, NULL, &old) == 0);
@@ -719,7 +461,7 @@ static void no_descriptors(void)
 	fd_limit = (uint32_t)low.rlim_cur;
 	RIG_REQUIRE(prlimit(daemon_->pid, RLIMIT_NOFILE, &low, NULL) == 0);
 	for (int i = 0; i < 8; i++)
-		client_connect(&more[i]);
+		raw_connect(&more[i], daemon_->socket);
 	wait_for("no descriptor to be left", table_is_full);
 	for (int i = 0; i < 8; i++) /* turns in which it tries to accept the others */
 		renew(&clients[0]);
@@ -736,7 +478,7 @@ static void no_memory(void)
 {
 	const uint64_t bytes = UINT64_C(1) << 30;
 	struct rlimit old, low;
-	char text[256] = "";
+	char text[RAW_TEXT] = "";
 	Kvp__Status status;
 	int fd = memfd_create("large", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
@@ -745,15 +487,13 @@ static void no_memory(void)
 	low = old;
 	low.rlim_cur = (rlim_t)memory("VmSize:") + (bytes >> 1);
 	RIG_REQUIRE(prlimit(daemon_->pid, RLIMIT_AS, &low, NULL) == 0);
-	status = register_pool(&clients[0], 7, fd, POOL_PAGES * PAGE * ROW, text);
+	status = raw_register(&clients[0], 7, fd, text);
 	renew(&clients[1 % n_clients]);
 	RIG_REQUIRE(prlimit(daemon_->pid, RLIMIT_AS, &old, NULL) == 0);
 	RIG_REQUIRE(status != KVP__STATUS__STATUS_OK && text[0], "it was taken");
 	if (!small)
 		(void)printf("without memory   refused: %s\n", text);
-	RIG_REQUIRE(register_pool(&clients[0], 7, fd, POOL_PAGES * PAGE * ROW, text) ==
-			    KVP__STATUS__STATUS_OK,
-		    "%s", text);
+	RIG_REQUIRE(raw_register(&clients[0], 7, fd, text) == KVP__STATUS__STATUS_OK, "%s", text);
 	(void)close(fd);
 }
 
@@ -793,7 +533,7 @@ static void finish(void)
 	from = rig_now_ns();
 	for (uint32_t i = 0; i < n_clients; i++)
 		(void)close(clients[i].fd);
-	client_connect(&clients[0]);
+	raw_connect(&clients[0], daemon_->socket);
 	hello(&clients[0]);
 	wait_for("everything to be gone", alone);
 	if (!small)
@@ -808,8 +548,7 @@ int main(int argc, char **argv)
 	void *map;
 
 	small = argc > 1 && !strcmp(argv[1], "--small");
-	only_fairness = argc > 1 && !strcmp(argv[1], "--fairness");
-	if (small || only_fairness) {
+	if (small) {
 		n_clients = 8;
 		n_rooms = 400;
 		n_peers = 8;
@@ -828,18 +567,13 @@ int main(int argc, char **argv)
 		"[client]\nmax_sessions = 300\nmax_process_sessions = 300\nstall = 60s\n[limits]\n"
 		"max_rooms = 60000\nmax_pools = 400\n[timers]\noffer = 600s\n"
 		"open = 600s\nprogress = 600s\nlease = 600s\n");
-	RIG_REQUIRE(kvp_memory_create("pool", POOL_PAGES * PAGE * ROW, &pool_fd, &map) == 0);
+	RIG_REQUIRE(kvp_memory_create("pool", RAW_POOL_BYTES, &pool_fd, &map) == 0);
 	peers = peers_start(n_peers);
 	fill();
-	if (!only_fairness) {
-		list_among_passing();
-		measure();
-	}
-	fairness();
-	if (!only_fairness) {
-		no_descriptors();
-		no_memory();
-	}
+	list_among_passing();
+	measure();
+	no_descriptors();
+	no_memory();
 	finish();
 	peers_stop(peers);
 	rig_end(&rig);

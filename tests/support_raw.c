@@ -93,18 +93,23 @@ void raw_call(struct raw *raw, Kvp__ClientMsg *msg, int send_fd)
 	RIG_REQUIRE(status == KVP__STATUS__STATUS_OK, "request %d: %s", (int)msg->body_case, text);
 }
 
-void raw_greet(struct raw *raw, const char *socket_path)
+void raw_hello(struct raw *raw)
 {
 	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
 	Kvp__Hello body = KVP__HELLO__INIT;
 
-	raw_connect(raw, socket_path);
 	body.version_min = body.version_max = KVP_PROTO_VERSION_MAX;
 	body.name = (char *)"load";
 	body.pid = (uint32_t)getpid();
 	msg.body_case = KVP__CLIENT_MSG__BODY_HELLO;
 	msg.hello = &body;
 	raw_call(raw, &msg, -1);
+}
+
+void raw_greet(struct raw *raw, const char *socket_path)
+{
+	raw_connect(raw, socket_path);
+	raw_hello(raw);
 }
 
 Kvp__Status raw_register(struct raw *raw, uint32_t id, int fd, char *text)

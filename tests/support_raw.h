@@ -24,7 +24,8 @@ struct raw {
 
 /* Connects, and does not greet. */
 void raw_connect(struct raw *raw, const char *socket);
-/* The same, and greets. */
+void raw_hello(struct raw *raw);
+/* Both. */
 void raw_greet(struct raw *raw, const char *socket);
 /* Sends with a fresh id and waits for the reply; events on the way are read and forgotten. Its
  * status; text: RAW_TEXT bytes; *got_fd (unless NULL): what came along, or -1. */

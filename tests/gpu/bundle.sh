@@ -9,7 +9,7 @@ build=$1 out=$2
 rm -rf "$out"
 mkdir -p "$out"/{bin,lib/ucx,client/python,tests}
 cp "$build"/kvpackd "$build"/kvpackctl "$out/bin"
-for t in demo bench_transfer bench_gpu replay_gpu replay_gpu_bad replay_gpu_peer replay_soak load matrix; do
+for t in demo bench_transfer bench_gpu replay_gpu replay_gpu_bad replay_gpu_peer replay_soak load bench_fair matrix; do
 	[ ! -x "$build/tests/$t" ] || cp "$build/tests/$t" "$out/bin"
 done
 for t in "$build"/tests/gpu/*; do
