@@ -347,6 +347,18 @@ static void clients_print(const cJSON *answer)
 	TABLE(columns, ctl_member(answer, "clients"), "no clients");
 }
 
+static void add_reaches(cJSON *all, const cJSON *pool)
+{
+	const cJSON *peer;
+
+	cJSON_ArrayForEach (peer, ctl_member(pool, "peers")) {
+		cJSON *row = cJSON_Duplicate(peer, true);
+
+		(void)cJSON_AddNumberToObject(row, "pool", ctl_number(pool, "id"));
+		(void)cJSON_AddItemToArray(all, row);
+	}
+}
+
 /* Which other GPUs write into a pool, where a daemon has several. */
 static void print_reaches(const cJSON *pools)
 {
@@ -357,15 +369,11 @@ static void print_reaches(const cJSON *pools)
 		{ "REASON", "reason", CTL_TEXT },
 	};
 	cJSON *all = cJSON_CreateArray();
-	const cJSON *pool, *peer;
+	const cJSON *pool;
 
-	cJSON_ArrayForEach (pool, pools)
-		cJSON_ArrayForEach (peer, ctl_member(pool, "peers")) {
-			cJSON *row = cJSON_Duplicate(peer, true);
-
-			(void)cJSON_AddNumberToObject(row, "pool", ctl_number(pool, "id"));
-			(void)cJSON_AddItemToArray(all, row);
-		}
+	cJSON_ArrayForEach (pool, pools) {
+		add_reaches(all, pool);
+	}
 	if (cJSON_GetArraySize(all) > 0) {
 		(void)putchar('\n');
 		TABLE(columns, all, "");

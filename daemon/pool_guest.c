@@ -65,7 +65,9 @@ static void *copy_of(const void *from, size_t bytes)
 {
 	void *copy = malloc(KVP_MAX(bytes, (size_t)1));
 
-	if (copy && bytes)
+	if (!copy)
+		return NULL;
+	if (bytes)
 		memcpy(copy, from, bytes);
 	return copy;
 }
