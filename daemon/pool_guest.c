@@ -126,7 +126,7 @@ static void guest_start(struct kvp_pools *pools, struct kvp_pool_guest *guest,
 	if (!guest->end_order)
 		guest->end_order = calloc(1, sizeof(*guest->end_order));
 	r = guest->end_order ? copy_order(home, &order) : -ENOMEM;
-	if (r < 0) {
+	if (!order) {
 		(void)snprintf(guest->reason, sizeof(guest->reason), "%s", strerror(-r));
 		return;
 	}

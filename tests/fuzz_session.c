@@ -345,7 +345,7 @@ static void expect(struct client *client, struct bytes *in)
 	segment.bytes = bytes_field(in, 64);
 	body.segments = &segments;
 	body.n_segments = bytes_take(in) > 200;
-	body.meta_from = (int32_t)bytes_field(in, 3) - 1;
+	body.meta_from = (int32_t)(bytes_field(in, 3) - 1);
 	body.n_senders = 1 + bytes_field(in, 2) % 2;
 	for (uint32_t i = 0; i < body.n_senders; i++) {
 		kvp__expect_sender__init(&senders[i]);

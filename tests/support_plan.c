@@ -109,6 +109,9 @@ uint64_t oracle_rows(const struct plan_case *c, struct oracle_row *rows)
 	struct oracle_side src = { .side = &c->src }, dst = { .side = &c->dst };
 	uint64_t n = 0;
 
+	if (c->tokens == 0)
+		return 0; /* such a chunk may lie outside of all pages */
+
 	for (uint64_t pos = KVP_MIN(c->src.pos0, c->dst.pos0); pos < c->start + c->tokens; pos++) {
 		struct oracle_row row = { .pos = pos };
 		bool s = pos >= c->src.pos0 && oracle_step(&src, pos, &row.src);
