@@ -35,6 +35,22 @@ static int fence_send(struct kvp_client *client, const struct kvp_fence *fence, 
 		       : kvpl_request_send(client, &packets, &to, NULL);
 }
 
+/* Else the daemon drops it with the session. */
+static void fence_take_back(struct kvp_client *client, uint32_t id)
+{
+	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
+	Kvp__FenceUnregister body = KVP__FENCE_UNREGISTER__INIT;
+	struct kvpl_reply_to to = { .kind = KVPL_PLAIN };
+	struct kvpl_packets packets;
+
+	body.fence = id;
+	msg.body_case = KVP__CLIENT_MSG__BODY_FENCE_UNREGISTER;
+	msg.fence_unregister = &body;
+	kvpl_packets_init(&packets);
+	if (client->conn == KVPL_UP && kvpl_packet_make(client, &msg, NULL, 0, &packets) == 0)
+		(void)kvpl_request_send(client, &packets, &to, NULL);
+}
+
 int kvp_fence_create(struct kvp_client *client, uint32_t words, struct kvp_fence **ret)
 {
 	struct kvp_fence *fence;
@@ -62,6 +78,8 @@ int kvp_fence_create(struct kvp_client *client, uint32_t words, struct kvp_fence
 		r = fence_send(client, fence, true);
 	}
 	if (r < 0) {
+		if (r == -ETIMEDOUT) /* an answer that was only late must not leave it there */
+			fence_take_back(client, fence->id);
 		fence_free(fence);
 		return r;
 	}
@@ -74,10 +92,6 @@ int kvp_fence_create(struct kvp_client *client, uint32_t words, struct kvp_fence
 
 void kvp_fence_destroy(struct kvp_fence *fence)
 {
-	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
-	Kvp__FenceUnregister body = KVP__FENCE_UNREGISTER__INIT;
-	struct kvpl_reply_to to = { .kind = KVPL_PLAIN };
-	struct kvpl_packets packets;
 	struct kvp_fence **link;
 
 	if (!fence || fence->client->pid != getpid())
@@ -87,14 +101,7 @@ void kvp_fence_destroy(struct kvp_fence *fence)
 		link = &(*link)->next;
 	if (*link)
 		*link = fence->next;
-	body.fence = fence->id;
-	msg.body_case = KVP__CLIENT_MSG__BODY_FENCE_UNREGISTER;
-	msg.fence_unregister = &body;
-	kvpl_packets_init(&packets);
-	if (fence->client->conn == KVPL_UP &&
-	    kvpl_packet_make(fence->client, &msg, NULL, 0, &packets) == 0)
-		(void)kvpl_request_send(fence->client, &packets, &to, NULL);
-	/* else the daemon drops it with the session */
+	fence_take_back(fence->client, fence->id);
 	fence_free(fence);
 }
 

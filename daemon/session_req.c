@@ -293,6 +293,18 @@ static Kvp__Status on_pool_pause(struct request *req)
 	return status == OK ? end_pool(req, pool, true) : status;
 }
 
+/* Whoever asked for it does not wait any more: a mapping that comes later would pin the memory. */
+static Kvp__Status take_back_pool(struct request *req, struct kvp_pool *pool)
+{
+	struct kvp_session_pending *starting = pool->started_arg;
+	Kvp__Status status = end_pool(req, pool, false);
+
+	if (status == OK)
+		kvp_session_answer_with(starting, KVP__STATUS__STATUS_POOL_GONE,
+					"the pool is being unregistered");
+	return status;
+}
+
 static Kvp__Status on_pool_unregister(struct request *req)
 {
 	struct kvp_session *session = req->session;
@@ -301,8 +313,10 @@ static Kvp__Status on_pool_unregister(struct request *req)
 
 	if (status != OK)
 		return status;
-	if (pool->state == KVP_POOL_ENDING || pool->state == KVP_POOL_STARTING)
+	if (pool->state == KVP_POOL_ENDING)
 		return find_active_pool(req, pool->client_id, &pool);
+	if (pool->state == KVP_POOL_STARTING)
+		return take_back_pool(req, pool);
 	if (pool->state == KVP_POOL_ACTIVE)
 		return end_pool(req, pool, false);
 	LL_DELETE2(session->pools, pool, session_next);

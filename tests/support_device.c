@@ -252,7 +252,8 @@ void device_free(uint64_t addr)
 	DRIVER(free(addr));
 }
 
-void device_alloc_chunks(struct device_range *range, uint64_t bytes)
+/* Physical chunks behind the whole of the range. */
+static void map_chunks(const struct device_range *range)
 {
 	const struct allocation what = {
 		.type = PINNED,
@@ -260,26 +261,38 @@ void device_alloc_chunks(struct device_range *range, uint64_t bytes)
 		.location = { ON_DEVICE, ordinal },
 	};
 	const struct access access = { { ON_DEVICE, ordinal }, READ_WRITE };
-	device_ptr addr = 0, chunk;
+	device_ptr chunk;
+
+	for (uint64_t at = 0; at < range->bytes; at += range->chunk_bytes) {
+		DRIVER(create(&chunk, range->chunk_bytes, &what, 0));
+		DRIVER(map(range->addr + at, range->chunk_bytes, 0, chunk, 0));
+		DRIVER(release(chunk)); /* the mapping keeps it */
+	}
+	DRIVER(permit(range->addr, range->bytes, &access, 1));
+}
+
+static void unmap_chunks(const struct device_range *range)
+{
+	for (uint64_t at = 0; at < range->bytes; at += range->chunk_bytes)
+		DRIVER(unmap(range->addr + at, range->chunk_bytes));
+}
+
+void device_alloc_chunks(struct device_range *range, uint64_t bytes)
+{
+	device_ptr addr = 0;
 
 	device_open();
 	/* Few chunks: the library and the daemon take a bounded number. */
 	range->chunk_bytes = KVP_ALIGN_UP(KVP_DIV_UP(bytes, UINT64_C(8)), CHUNK_BYTES);
 	range->bytes = KVP_ALIGN_UP(bytes, range->chunk_bytes);
 	DRIVER(reserve(&addr, range->bytes, 0, 0, 0));
-	for (uint64_t at = 0; at < range->bytes; at += range->chunk_bytes) {
-		DRIVER(create(&chunk, range->chunk_bytes, &what, 0));
-		DRIVER(map(addr + at, range->chunk_bytes, 0, chunk, 0));
-		DRIVER(release(chunk)); /* the mapping keeps it */
-	}
-	DRIVER(permit(addr, range->bytes, &access, 1));
 	range->addr = addr;
+	map_chunks(range);
 }
 
 void device_free_chunks(const struct device_range *range)
 {
-	for (uint64_t at = 0; at < range->bytes; at += range->chunk_bytes)
-		DRIVER(unmap(range->addr + at, range->chunk_bytes));
+	unmap_chunks(range);
 	DRIVER(unreserve(range->addr, range->bytes));
 }
 
@@ -406,4 +419,15 @@ void device_pool_free(struct rig_pool *pool)
 	free(pool->mem);
 	pool->mem = NULL;
 	pool->device = 0;
+}
+
+void device_pool_renew(struct rig_pool *pool)
+{
+	const struct device_range range = { pool->device, pool->device_bytes, pool->chunk_bytes };
+
+	RIG_REQUIRE(pool->chunk_bytes, "only chunks can come back at the same address");
+	unmap_chunks(&range);
+	map_chunks(&range);
+	rig_pool_reset(pool);
+	device_pool_push(pool);
 }

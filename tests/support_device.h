@@ -66,3 +66,6 @@ void device_pool_register(struct rig_pool *pool, struct kvp_client *client, cons
 void device_pool_push(const struct rig_pool *pool);
 void device_pool_pull(const struct rig_pool *pool);
 void device_pool_free(struct rig_pool *pool);
+/* A pool in chunks: these are given back, and new ones with the background take their place at the
+ * same address. */
+void device_pool_renew(struct rig_pool *pool);

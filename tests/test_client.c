@@ -342,6 +342,29 @@ Test(client, fence_life)
 	cr_expect_eq(fake_get(fake, 3)->body_case, KVP__CLIENT_MSG__BODY_FENCE_UNREGISTER);
 }
 
+/* An answer that is only late must not leave the fence with the daemon. */
+Test(client, a_fence_is_taken_back)
+{
+	struct kvp_client_options options = KVP_CLIENT_OPTIONS_INIT;
+	struct kvp_fence *fence = NULL;
+	uint32_t id;
+
+	kvp_client_close(client);
+	options.socket = fake->path;
+	options.timeout_ms = (uint32_t)support_slow_ms(200);
+	cr_assert_eq(kvp_client_open(&client, &options), 0);
+	atomic_store(&fake->is_mute, true);
+	cr_expect_eq(kvp_fence_create(client, 4, &fence), -ETIMEDOUT);
+	cr_expect_null(fence);
+	cr_assert_eq(fake_get(fake, 2)->body_case, KVP__CLIENT_MSG__BODY_FENCE_REGISTER);
+	id = fake_get(fake, 2)->fence_register->fence;
+	cr_assert_eq(fake_get(fake, 3)->body_case, KVP__CLIENT_MSG__BODY_FENCE_UNREGISTER);
+	cr_expect_eq(fake_get(fake, 3)->fence_unregister->fence, id);
+	atomic_store(&fake->is_mute, false);
+	cr_assert_eq(kvp_fence_create(client, 4, &fence), 0);
+	cr_expect_neq(fake_get(fake, 4)->fence_register->fence, id);
+}
+
 /* ---- rooms --------------------------------------------------------------------------------- */
 
 Test(client, long_page_lists_go_ahead_in_parts)

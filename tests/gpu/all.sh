@@ -108,6 +108,7 @@ stage sweep 110 40 . gpu_sweep "$here"/variants/*.cubin
 stage alone 60 20 . gpu_sweep alone "$here"/variants/288x2-run.cubin
 stage replay 110 30 . replay_gpu
 stage bad 30 12 . replay_gpu_bad
+stage fences 40 20 . replay_gpu_fence
 [ "$(nvidia-smi -L | wc -l)" -lt 2 ] || stage peer 60 12 . replay_gpu_peer
 stage torch-caching 60 12 . "$python" "$here/tests/torch_check.py" caching
 stage torch-expandable 60 12 . "$python" "$here/tests/torch_check.py" expandable

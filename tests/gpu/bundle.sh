@@ -9,7 +9,7 @@ build=$1 out=$2
 rm -rf "$out"
 mkdir -p "$out"/{bin,lib/ucx,client/python,tests}
 cp "$build"/kvpackd "$build"/kvpackctl "$out/bin"
-for t in demo bench_transfer bench_gpu replay_gpu replay_gpu_bad replay_gpu_peer replay_soak load bench_fair matrix; do
+for t in demo bench_transfer bench_gpu replay_gpu replay_gpu_bad replay_gpu_fence replay_gpu_peer replay_soak load bench_fair matrix; do
 	[ ! -x "$build/tests/$t" ] || cp "$build/tests/$t" "$out/bin"
 done
 for t in "$build"/tests/gpu/*; do
@@ -33,7 +33,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export LD_LIBRARY_PATH=$here/lib KVP_BIN=$here/bin KVP_TOP=$here PYTHONPATH=$here/client/python
 export KVPACK_LIBRARY=$here/lib/libkvpack.so.1 UCX_MODULE_DIR=$here/lib/ucx PATH=$here/bin:$PATH
 END
-for run in "check machine check rings replay bad peer torch-caching torch-expandable demo sanitizer parity lanes" \
+for run in "check machine check rings replay bad fences peer torch-caching torch-expandable demo sanitizer parity lanes" \
 	"bench machine sweep alone triton bench profile"; do
 	name=$out/gpu-${run%% *}
 	printf '#!/bin/bash\n# The stages of tests/all.sh that %s.\nexec "$(dirname "$0")/tests/all.sh" %s\n' \
