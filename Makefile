@@ -5,7 +5,7 @@
 # make demo         the same for the demo: two daemons, eight ranks, every byte checked
 # make asan         check under ASan and UBSan       make tsan        stress programs under TSan
 # make valgrind     Criterion tests under valgrind   make bench       all benchmarks (T=bench_x: one)
-# make torture      every allocation and foreign call fails in turn (PART=start|run|stop|gpu|verbs STRIDE=8: some)
+# make torture      every allocation and foreign call fails in turn (PART=start|run|stop|gpu|ctl|verbs STRIDE=8: some)
 # make load         256 clients, 50,000 rooms, 256 peers: latencies, memory, limits
 # make check-rdma   RDMA verbs for real: soft RoCE in a QEMU guest, which it builds from Debian packages
 # make matrix            every state of a room x every victim x every fault (T=sample, T=want/)
@@ -80,7 +80,7 @@ TEST_BIN := $(CRITERION_BIN) $(FAKE_GPU_BIN) $(FAKE_DIRECT_BIN) $(FUZZ_BIN) $(PL
 RXE_BIN := $(BUILD)/tests/rxe_checks
 # Daemon and library with a shim in front of each foreign call that can fail.
 TORTURE := $(BUILD)/torture
-TORTURE_BIN := $(addprefix $(TORTURE)/,kvpackd libkvpack.so.1 torture verbs)
+TORTURE_BIN := $(addprefix $(TORTURE)/,kvpackd kvpackctl libkvpack.so.1 torture ctl verbs)
 TORTURE_WRAP := $(shell sed -n 's/^\tCALL.\([a-z0-9_]*\),.*/-Wl,--wrap=\1/p' tests/torture_calls.h)
 # Programs for a machine with a GPU; made wherever there is a toolkit.
 GPU_LANE_BIN := $(if $(CUDA_INC),$(patsubst %,$(BUILD)/tests/gpu/%,test_lane test_lane_rooms test_lane_fair test_lane_hostile))
@@ -191,8 +191,10 @@ $(TORTURE)/shim.o: tests/torture_shim.c tests/torture_calls.h Makefile
 	$(compile) -DTORTURE_LIBRARY $(WARN)
 $(TORTURE)/kvpackd: $(BUILD)/daemon/main.o $(BUILD)/tests/torture_shim.o $(DAEMON_A) $(PROTO_A)
 $(TORTURE)/libkvpack.so.1: $(CLIENT_OBJ) $(PROTO_OBJ) $(TORTURE)/shim.o
+$(TORTURE)/kvpackctl: $(CTL_OBJ) $(BUILD)/tests/torture_shim.o $(CLIENT_A) $(PROTO_A)
+$(TORTURE)/ctl: $(BUILD)/tests/torture_ctl.o $(SUPPORT_A) $(CLIENT_A) $(PROTO_A)
 $(TORTURE)/torture: $(BUILD)/tests/torture.o $(BUILD)/tests/torture_pass.o $(SUPPORT_A) $(TORTURE)/libkvpack.so.1
-$(TORTURE)/kvpackd: EXTRA := $(TORTURE_WRAP) -Wl,--wrap=dlsym
+$(TORTURE)/kvpackd $(TORTURE)/kvpackctl: EXTRA := $(TORTURE_WRAP) -Wl,--wrap=dlsym
 $(TORTURE)/libkvpack.so.1: EXTRA := $(TORTURE_WRAP) -shared -Wl,-soname,libkvpack.so.1 -Wl,--version-script=$(SYMFILE)
 $(TORTURE)/verbs: $(BUILD)/tests/torture_verbs.o $(BUILD)/tests/fake_verbs.o $(TEST_LIBS)
 $(TORTURE)/verbs: EXTRA := $(filter -Wl$(comma)--wrap=ibv_% -Wl$(comma)--wrap=_ibv_%,$(TORTURE_WRAP))
@@ -241,8 +243,9 @@ run-valgrind: all $(call pick,test)
 run-matrix: all $(BUILD)/tests/matrix
 	@$(RUN_ENV) UCX_LOG_LEVEL=error $(BUILD)/tests/matrix $(or $(T),all)
 run-torture: $(TORTURE_BIN) $(FAKE_CUDA)
-	@$(foreach p,$(filter-out verbs,$(or $(PART),all $(if $(FAKE_CUDA),gpu))),KVP_BIN=$(CURDIR)/$(TORTURE) UCX_LOG_LEVEL=error \
+	@$(foreach p,$(filter-out ctl verbs,$(or $(PART),all $(if $(FAKE_CUDA),gpu))),KVP_BIN=$(CURDIR)/$(TORTURE) UCX_LOG_LEVEL=error \
 		$(TORTURE)/torture $p $(or $(STRIDE),1) $(FIRST) &&) true
+	@$(if $(filter-out ctl,$(PART)),,KVP_BIN=$(CURDIR)/$(TORTURE) UCX_LOG_LEVEL=error $(TORTURE)/ctl $(or $(STRIDE),1) $(FIRST))
 	@$(if $(filter-out verbs,$(PART)),,$(TORTURE)/verbs $(or $(STRIDE),1) $(FIRST))
 run-load: all $(BUILD)/tests/load
 	@$(RUN_ENV) UCX_LOG_LEVEL=error $(BUILD)/tests/load

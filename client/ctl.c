@@ -427,10 +427,23 @@ static int main_run(int argc, char **argv)
 	return run(&options);
 }
 
+/* An answer that lacks something for want of memory would be a wrong one. */
+static void *json_malloc(size_t bytes)
+{
+	void *mem = malloc(bytes);
+
+	if (!mem)
+		exit(fail(EXIT_WRONG, "out of memory")); /* NOLINT(concurrency-mt-unsafe) */
+	return mem;
+}
+
 int main(int argc, char **argv)
 {
-	int status = main_run(argc, argv);
+	cJSON_Hooks hooks = { json_malloc, free };
+	int status;
 
+	cJSON_InitHooks(&hooks);
+	status = main_run(argc, argv);
 	if (fflush(stdout) != 0 || ferror(stdout))
 		return fail(EXIT_WRONG, "cannot write to standard output: %s", strerror(errno));
 	return status;

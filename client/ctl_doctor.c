@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <dirent.h>
+#include <errno.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -55,6 +56,22 @@ static void find(struct doctor *doctor, const char *fmt, ...)
 	(void)cJSON_AddItemToArray(doctor->findings, cJSON_CreateString(text));
 }
 
+/* What is not there, any more, or not for us says nothing; what cannot be looked at is said. */
+static void missed(const char *path)
+{
+	if (errno != ENOENT && errno != ENOTDIR && errno != ESRCH && errno != EACCES)
+		(void)fprintf(stderr, "kvpackctl: cannot look at %s: %m\n", path);
+}
+
+static FILE *look_into(const char *path)
+{
+	FILE *file = fopen(path, "re");
+
+	if (!file)
+		missed(path);
+	return file;
+}
+
 /* The first line of a file below the root; "" when there is none. */
 static const char *line_of(const struct doctor *doctor, char *buf, size_t bytes, const char *path)
 {
@@ -64,7 +81,7 @@ static const char *line_of(const struct doctor *doctor, char *buf, size_t bytes,
 	buf[0] = '\0';
 	if (snprintf(full, sizeof(full), "%s/%s", doctor->root, path) >= (int)sizeof(full))
 		return buf;
-	file = fopen(full, "re");
+	file = look_into(full);
 	if (!file)
 		return buf;
 	if (fgets(buf, (int)bytes, file))
@@ -200,6 +217,8 @@ static int names_in(const struct doctor *doctor, const char *path, struct dirent
 	if (snprintf(full, sizeof(full), "%s/%s", doctor->root, path) >= (int)sizeof(full))
 		return 0;
 	n = scandir(full, names, no_dots, alphasort);
+	if (n < 0)
+		missed(full);
 	return n > 0 ? n : 0;
 }
 
@@ -222,7 +241,11 @@ static void add_memlock(struct doctor *doctor, cJSON *answer)
 {
 	struct rlimit limit;
 
-	if (getrlimit(RLIMIT_MEMLOCK, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY) {
+	if (getrlimit(RLIMIT_MEMLOCK, &limit) < 0) {
+		(void)fprintf(stderr, "kvpackctl: getrlimit: %m\n");
+		return;
+	}
+	if (limit.rlim_cur == RLIM_INFINITY) {
 		(void)cJSON_AddStringToObject(answer, "memlock", "unlimited");
 		return;
 	}
@@ -243,7 +266,7 @@ static void process_says(const struct doctor *doctor, const char *pid, const cha
 
 	out[0] = '\0';
 	(void)snprintf(path, sizeof(path), "%s/%.32s/%s", doctor->proc, pid, name); /* or none */
-	file = fopen(path, "re");
+	file = look_into(path);
 	if (!file)
 		return;
 	while (!out[0] && fgets(line, sizeof(line), file)) {
@@ -290,6 +313,8 @@ static void add_daemons(struct doctor *doctor, cJSON *answer)
 	struct dirent **pids;
 	int n = scandir(doctor->proc, &pids, numbers, alphasort);
 
+	if (n < 0)
+		missed(doctor->proc);
 	for (int i = 0; i < n; i++) {
 		add_daemon(doctor, daemons, pids[i]->d_name);
 		free(pids[i]);
@@ -322,7 +347,7 @@ static void print_memlock(const char *who, const cJSON *limit)
 {
 	if (cJSON_IsNumber(limit))
 		(void)printf("%s may lock %.0f KiB\n", who, limit->valuedouble / 1024);
-	else
+	else if (limit)
 		(void)printf("%s may lock as much as it wants\n", who);
 }
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Every foreign function that daemon and library call is either made to fail by tests/torture.c (it
+# Every foreign function that daemon, library and kvpackctl call is either made to fail by tests/torture.c (it
 # is in tests/torture_calls.h), or cannot fail in a way that matters, and is listed here with why.
 # A new function has to be put into one of the two.
 
@@ -24,8 +24,10 @@ uv_async_send uv_buf_init uv_idle_init uv_idle_start uv_idle_stop uv_ip4_addr uv
 uv_ip6_name uv_is_active uv_is_closing uv_loop_close uv_now uv_poll_start uv_poll_stop uv_prepare_init
 uv_prepare_start uv_run uv_stream_get_write_queue_size uv_strerror uv_timer_init uv_timer_start
 uv_timer_stop uv_update_time uv_read_stop
-# output that nobody waits for
-fflush fgets ferror fprintf printf fwrite fputc fputs putchar puts vfprintf stderr stdout
+# arguments, and what is sorted with
+alphasort strtod globfree
+# output that nobody waits for; kvpackctl looks at its stream's error in the end
+putc feof stdin fflush fgets ferror fprintf printf fwrite fputc fputs putchar puts vfprintf stderr stdout
 # the way out
 _exit abort __assert_fail exit
 # libraries that are looked up while running: their absence is tests/test_gpu's and test_nic's
@@ -59,7 +61,8 @@ foreign() # what these archives want and do not have, without what compilers put
 }
 
 bad=0
-for name in $(foreign "$KVP_BIN/libkvpackd.a" "$KVP_BIN/libkvpack.a" "$KVP_BIN/libkvp-proto.a" "$KVP_BIN/daemon/main.o"); do
+for name in $(foreign "$KVP_BIN/libkvpackd.a" "$KVP_BIN/libkvpack.a" "$KVP_BIN/libkvp-proto.a" "$KVP_BIN/daemon/main.o" \
+	"$KVP_BIN"/client/ctl*.o); do
 	[[ $name == cJSON_* || $listed == *" $name "* ]] && continue
 	echo "$name: neither in tests/torture_calls.h nor among the harmless of $0"
 	bad=1

@@ -99,7 +99,7 @@ static void print_fault(const struct fault *fault)
 	(void)fflush(stdout);
 	(void)snprintf(command, sizeof(command), "addr2line -pfi -e %s 0x%llx", program,
 		       (unsigned long long)site->place - 1);
-	if (site->place > 1)
+	if (site->place > 1 && site->place < TORTURE_ELSEWHERE)
 		(void)!system(command); /* NOLINT(cert-env33-c): only words */
 }
 
@@ -606,6 +606,7 @@ static void again_with_library(char **argv, bool gpu)
 	RIG_REQUIRE(fd >= 0 && ftruncate(fd, sizeof(struct torture)) == 0);
 	(void)close(fd);
 	(void)setenv("KVP_TORTURE_LIB", path, 1);
+	torture_options();
 	if (gpu)
 		use_fake_gpu();
 	(void)execv("/proc/self/exe", argv);

@@ -2,14 +2,16 @@
 #pragma once
 
 /*
- * Foreign functions that daemon and library call. CALL: may fail, and tests/torture.c makes each
- * call of it fail in turn; the second word says how such a function fails, the third with which
- * error. Names that cannot fail, or whose failure changes nothing, are in tests/check_torture.sh,
- * which requires that every foreign function is in one of the two lists.
+ * Foreign functions that daemon, library and kvpackctl call. CALL: may fail, and tests/torture.c
+ * makes each call of it fail in turn; the second word says how such a function fails, the third
+ * with which error. Names that cannot fail, or whose failure changes nothing, are in
+ * tests/check_torture.sh, which requires that every foreign function is in one of the two lists.
  *
  * NUL: returns NULL, errno set. ONE: -1, errno set. MAP: MAP_FAILED, errno set. UV: a negative
  * error. POS: a positive one. UCS, UCSP: a status of UCX, or a pointer that is one.
  */
+
+#include <glob.h>
 
 /* clang-format off */
 #define TORTURE_CALLS(CALL) \
@@ -20,6 +22,10 @@
 	CALL(strdup, NUL, ENOMEM) \
 	CALL(strndup, NUL, ENOMEM) \
 	CALL(protobuf_c_message_unpack, NUL, ENOMEM) \
+	CALL(__getdelim, ONE, ENOMEM) \
+	CALL(vasprintf, ONE, ENOMEM) \
+	CALL(glob, POS, GLOB_NOSPACE) \
+	CALL(scandir, ONE, ENOMEM) \
 	CALL(accept4, ONE, EMFILE) \
 	CALL(bind, ONE, EADDRINUSE) \
 	CALL(chmod, ONE, EPERM) \

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Linked into kvpackd and libkvpack with --wrap for each function of tests/torture_calls.h: counts
- * the calls of each place, and lets those fail that the test names. Without a file to share it does
- * nothing.
+ * Linked into kvpackd, kvpackctl and libkvpack with --wrap for each function of
+ * tests/torture_calls.h: counts the calls of each place, and lets those fail that the test names.
+ * Without a file to share it does nothing.
  */
 
 #include "tests/torture_shim.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -41,7 +42,8 @@ enum fn {
 
 static struct torture *torture;
 extern const char __ehdr_start[]
-	__attribute__((visibility("hidden"))); /* where the program begins */
+	__attribute__((visibility("hidden")));                  /* where the program begins */
+extern const char _end[] __attribute__((visibility("hidden"))); /* and ends */
 
 static __attribute__((constructor(101))) void share(void)
 {
@@ -96,12 +98,30 @@ static bool fails_at(uint32_t site)
 	return true;
 }
 
+/* The same in each process, wherever libraries are loaded. */
+static uint64_t place_of(const char *caller)
+{
+	const char *name;
+	uint64_t hash = 0;
+	Dl_info info;
+
+	if (caller >= __ehdr_start && caller < _end)
+		return (uint64_t)(caller - __ehdr_start);
+	if (!dladdr(caller, &info) || !info.dli_fname)
+		return TORTURE_ELSEWHERE;
+	name = strrchr(info.dli_fname, '/');
+	for (name = name ? name : info.dli_fname; *name; name++)
+		hash = hash * 31 + (uint8_t)*name;
+	return TORTURE_ELSEWHERE + ((hash & 0xffffff) << 32) +
+	       (uint64_t)(caller - (const char *)info.dli_fbase);
+}
+
 static bool fails(const void *caller, uint32_t fn)
 {
 	if (!torture || (!torture->counting && torture->site >= TORTURE_SITES))
 		return false;
 	/* A return address is the place of one call. */
-	return fails_at(find_site((uint64_t)((const char *)caller - __ehdr_start), fn));
+	return fails_at(find_site(place_of(caller), fn));
 }
 
 static long failure(int how, int error)
