@@ -327,6 +327,7 @@ struct kvp_lane_status {
 	uint64_t flushes;                     /* times the GPU was told to look at a NIC's writes */
 	uint64_t imports, import_bytes;       /* memory of clients on the GPU, mapped now */
 	uint32_t holds[12];                   /* test builds: pieces kept at each test point */
+	uint64_t holds_on;                    /* those that are on: bits by enum kvp_hold */
 	struct kvp_lane_slot_status pack[KVP_LANE_SLOTS_SHOWN], land[KVP_LANE_SLOTS_SHOWN];
 	struct kvp_net_stats net;
 	char net_describe[256];

@@ -148,6 +148,7 @@ static void fill(struct kvp_lane *lane, struct kvp_lane_status *out)
 	for (uint32_t i = 0; i < KVP_MIN(lane->land.n, KVP_LANE_SLOTS_SHOWN); i++)
 		land_slot(&lane->land.slots[i], &out->land[i]);
 	count_holds(lane, out->holds);
+	out->holds_on = lane->holds;
 	if (lane->mover.gpu) {
 		out->launches = lane->mover.last;
 		out->gpu_busy = lane->mover.last - lane->mover.over;

@@ -5,6 +5,7 @@
 #include "tests/support_clock.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -248,7 +249,14 @@ void lt_wait_held(struct lt *lt, struct kvp_lane *lane, enum kvp_hold point, uin
 
 void lt_hold(struct kvp_lane *lane, enum kvp_hold point, bool on)
 {
+	uint64_t until = lt_now() + WAIT_NS;
+
 	lt_order_id(lane, KVP_ORDER_HOLD, point, on);
+	/* What others send from now on may reach the lane before the order does. */
+	while ((lt_status(lane).holds_on >> point & 1) != on) {
+		LT_REQUIRE(lt_now() < until, "the lane takes no orders");
+		(void)sched_yield();
+	}
 }
 
 /* ---- pools ----------------------------------------------------------------------------------- */

@@ -8,6 +8,7 @@
 #include <criterion/criterion.h>
 
 #include "tests/support_clock.h"
+#include "tests/support_lane.h"
 #include "tests/support_room.h"
 
 #define OK KVP__STATUS__STATUS_OK
@@ -1404,12 +1405,7 @@ Test(room, parked_offers_learn_that_their_sender_failed)
 
 static void hold(struct sr_node *node, enum kvp_hold point, bool on)
 {
-	struct kvp_order_id *order = calloc(1, sizeof(*order));
-
-	order->order.type = KVP_ORDER_HOLD;
-	order->id = point;
-	order->value = on;
-	kvp_lane_order(node->lanes[0], &order->order);
+	lt_hold(node->lanes[0], point, on);
 }
 
 static uint32_t held(const struct sr_node *node, enum kvp_hold point)

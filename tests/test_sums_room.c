@@ -9,6 +9,7 @@
 #include <criterion/criterion.h>
 
 #include "daemon/room_internal.h"
+#include "tests/support_lane.h"
 #include "tests/support_room.h"
 
 #define OK KVP__STATUS__STATUS_OK
@@ -198,13 +199,7 @@ Test(sums_room, no_place_and_required)
 
 static void hold(struct sr_node *node, enum kvp_hold point)
 {
-	struct kvp_order_id *order = calloc(1, sizeof(*order));
-
-	cr_assert(order);
-	order->order.type = KVP_ORDER_HOLD;
-	order->id = point;
-	order->value = true;
-	kvp_lane_order(node->lanes[0], &order->order);
+	lt_hold(node->lanes[0], point, true);
 }
 
 /* Both ends say the same, each with its view of the other in front. */
