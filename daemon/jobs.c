@@ -176,14 +176,24 @@ static void jobs_close(struct kvp_jobs *jobs, uint32_t first_entry, uint32_t fir
 	jobs->widest = KVP_MAX(jobs->widest, entry->n_runs);
 }
 
+/* May runs that were cut for one entry serve the other? Whatever their step is, it fits the
+ * kernel's 32 bits with both strides, or with neither (run_most()). */
+static bool strides_alike(const struct kvp_entry *a, const struct kvp_entry *b)
+{
+	return a->row_stride == b->row_stride ||
+	       KVP_MAX(a->row_stride, b->row_stride) <= UINT32_MAX / UINT16_MAX;
+}
+
 /* Do the rows of two pairs lie in the same places of their pages, in runs cut alike? */
 static bool pairs_alike(const struct kvp_leg_geom *leg, const struct kvp_pair *a,
 			const struct kvp_pair *b)
 {
-	const struct kvp_entry *src = &leg->src[a->src_entry], *other = &leg->src[b->src_entry];
+	const struct kvp_entry *src = &leg->src[a->src_entry], *dst = &leg->dst[a->dst_entry];
+	const struct kvp_entry *other = &leg->src[b->src_entry];
+	const struct kvp_entry *there = &leg->dst[b->dst_entry];
 
 	return src->group == other->group && src->klass == other->klass && a->bytes == b->bytes &&
-	       leg->dst[a->dst_entry].group == leg->dst[b->dst_entry].group;
+	       dst->group == there->group && strides_alike(src, other) && strides_alike(dst, there);
 }
 
 /* An earlier entry of this piece whose pair has the same sides and the same cut: its runs serve
@@ -227,8 +237,11 @@ find_alike_pair(const struct kvp_jobs *jobs, const struct kvp_move_source *sourc
 static struct place place_pool(const struct kvp_copy_pool *pool, const struct kvp_entry *entry,
 			       uint32_t off)
 {
+	/* With one row in a page the stride may be anything: no row is found by it. */
+	const bool unused = entry->rows_per_page == 1 && entry->row_stride > UINT32_MAX;
+
 	return (struct place){ (uint64_t)(uintptr_t)pool->maps[entry->fd_idx] + entry->base + off,
-			       entry->page_stride, entry->row_stride };
+			       entry->page_stride, unused ? 0 : entry->row_stride };
 }
 
 /* The sides of a pair with the page lists of the pools at hand; a NULL pool keeps the leg's

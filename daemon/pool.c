@@ -174,6 +174,11 @@ static Kvp__Status check_entry(const struct kvp_pool *pool, uint32_t i, char *er
 	else if (entry->klass != KVP_CLASS_BLOB && entry->n_pages > KVP_POOL_PAGES_MAX)
 		(void)snprintf(err, KVP_POOL_ERR, "entries[%u].n_pages is %u, at most %u", i,
 			       entry->n_pages, KVP_POOL_PAGES_MAX);
+	else if (pool->on_gpu && entry->klass != KVP_CLASS_BLOB && entry->rows_per_page > 1 &&
+		 entry->row_stride > UINT32_MAX)
+		(void)snprintf(err, KVP_POOL_ERR,
+			       "entries[%u].row_stride is %" PRIu64 ", at most %u on a GPU", i,
+			       entry->row_stride, UINT32_MAX);
 	else
 		return OK;
 	return INVALID;

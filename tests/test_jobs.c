@@ -33,6 +33,19 @@ static void jobs_free(struct kvp_jobs *jobs)
 	free(jobs);
 }
 
+/* Steps in bytes, and the units of a run, fit the kernel's 32 bits. */
+static void run_check(const struct kvp_move_entry *e, const struct kvp_move_run *run)
+{
+	uint64_t units = e->width >> e->unit_log;
+
+	cr_assert_gt(run->n, 0);
+	cr_assert_lt(run->n * units, UINT64_C(1) << 31);
+	cr_assert_leq((uint64_t)run->src_step * e->src_row_stride, UINT32_MAX, "%u x %u",
+		      run->src_step, e->src_row_stride);
+	cr_assert_leq((uint64_t)run->dst_step * e->dst_row_stride, UINT32_MAX, "%u x %u",
+		      run->dst_step, e->dst_row_stride);
+}
+
 /* What the kernel takes for granted of the tables. */
 static void tables_check(const struct kvp_jobs *jobs)
 {
@@ -52,7 +65,7 @@ static void tables_check(const struct kvp_jobs *jobs)
 			cr_assert_eq(q, n / units, "%lu / %u", n, units);
 		}
 		for (uint32_t k = 0; k < e->n_runs; k++)
-			cr_assert_gt(jobs->runs[e->first_run + k].n, 0);
+			run_check(e, &jobs->runs[e->first_run + k]);
 	}
 	cr_assert_eq(jobs->widest, widest);
 }
@@ -308,5 +321,93 @@ Test(jobs, zeroes)
 	}
 	free(dst);
 	free(want);
+	jobs_free(jobs);
+}
+
+/* ---- strides beyond 32 bits ------------------------------------------------------------------ */
+
+#define FAR_ROWS 64u
+#define FAR_DCP 8u
+#define FAR_SLOT UINT64_C(0x100000)
+
+/* Where the kernel finds row k of a run, in its arithmetic. */
+static uint64_t kernel_row(const struct kvp_move_entry *e, const struct kvp_move_run *run,
+			   uint32_t k)
+{
+	const uint32_t step = run->src_step * e->src_row_stride;
+
+	return e->src + run->src_page * e->src_page_stride +
+	       (uint64_t)run->src_slot * e->src_row_stride + (uint64_t)k * step;
+}
+
+/*
+ * Two layers of one group, with the same rows and other strides: every eighth row of pages whose
+ * rows lie up to 4 GiB apart. Nothing is touched, only found.
+ */
+static void far_rows(struct kvp_jobs *jobs, const uint64_t strides[2])
+{
+	const uint32_t pages[] = { 3, 0x7ffffffe };
+	const struct kvp_side from = {
+		.page = FAR_ROWS, .dcp_size = 1, .interleave = 1, .pages = pages, .n_pages = 2
+	};
+	const struct kvp_side to = { .page = FAR_ROWS,
+				     .dcp_size = FAR_DCP,
+				     .dcp_rank = 5,
+				     .interleave = 1,
+				     .n_pages = KVP_PAGES_ANY };
+	const struct kvp_pair pairs[] = { { 0, 0, 0, 0, 16 }, { 1, 1, 0, 0, 16 } };
+	const struct kvp_part parts[] = { { .pair = 0, .rows = 16, .bytes = 256 },
+					  { .offset = 256, .pair = 1, .rows = 16, .bytes = 256 } };
+	struct kvp_entry entries[2] = { { .row_bytes = 16, .full_bytes = 16 } };
+	unsigned char *const maps[] = { NULL };
+	const uint64_t start = 0;
+	const struct kvp_leg_geom leg = { .pairs = pairs,
+					  .src = entries,
+					  .dst = entries,
+					  .src_sides = &from,
+					  .dst_sides = &to,
+					  .dst_starts = &start,
+					  .end = 2 * FAR_ROWS,
+					  .n_pairs = 2 };
+	const struct kvp_copy_piece piece = { .leg = &leg,
+					      .pool = { maps, &from },
+					      .tokens = 2 * FAR_ROWS,
+					      .parts = parts,
+					      .n_parts = 2 };
+
+	entries[0].rows_per_page = FAR_ROWS;
+	entries[0].page_stride = 16;
+	entries[1] = entries[0];
+	for (uint32_t i = 0; i < 2; i++) {
+		entries[i].layer = i;
+		entries[i].base = UINT64_C(1) << 40;
+		entries[i].row_stride = strides[i];
+	}
+	cr_assert_eq(kvp_jobs_gather(jobs, &piece, FAR_SLOT), 0);
+	tables_check(jobs);
+	for (uint32_t i = 0; i < 2; i++) {
+		const struct kvp_move_entry *e = &jobs->entries[i];
+		uint32_t row = 0;
+
+		for (uint32_t r = 0; r < e->n_runs; r++)
+			for (uint32_t k = 0; k < jobs->runs[e->first_run + r].n; k++, row++)
+				cr_assert_eq(kernel_row(e, &jobs->runs[e->first_run + r], k),
+					     kvp_entry_row(&entries[i], pages[row / 8],
+							   row % 8 * FAR_DCP + 5),
+					     "layer %u, row %u", i, row);
+		cr_assert_eq(row, 16);
+	}
+	kvp_jobs_reset(jobs);
+}
+
+Test(jobs, rows_that_lie_far_apart)
+{
+	static const uint64_t strides[] = { 16, 65537, 65538, UINT64_C(1) << 29,
+					    (UINT64_C(1) << 32) - 16 };
+	struct kvp_jobs *jobs = jobs_make(8, 256);
+
+	for (uint32_t i = 0; i < KVP_ARRAY_SIZE(strides); i++)
+		for (uint32_t k = 0; k < KVP_ARRAY_SIZE(strides); k++)
+			far_rows(jobs, (uint64_t[]){ strides[i], strides[k] });
 	jobs_free(jobs);
 }
