@@ -40,8 +40,20 @@ struct kvp_gpu_imports {
 static int fail(const struct kvp_gpu_imports *imports, CUresult res, const char *call, char *err,
 		size_t err_bytes)
 {
+	int r = kvp_cuda_check(imports->cuda, res, call);
+
 	(void)snprintf(err, err_bytes, "%s: %s", call, kvp_cuda_name(imports->cuda, res));
-	return kvp_cuda_check(imports->cuda, res, call);
+	/* Everybody on the GPU is told these words. */
+	return r == -EIO ? kvp_gpu_check(imports->gpu, res, call) : r;
+}
+
+/* What the driver cannot open is the client's mistake, whatever the driver calls it. */
+static int fail_open(const struct kvp_gpu_imports *imports, CUresult res, const char *call,
+		     char *err, size_t err_bytes)
+{
+	int r = fail(imports, res, call, err, err_bytes);
+
+	return r == -EREMOTEIO ? -EINVAL : r;
 }
 
 int kvp_gpu_imports_create(struct kvp_gpu_imports **out, struct kvp_gpu *gpu)
@@ -127,7 +139,7 @@ static int probe_write(struct kvp_gpu_imports *imports, CUcontext ctx, CUdevicep
 	const struct kvp_cuda *cuda = imports->cuda;
 	uint8_t back[PROBE_BYTES] = { 0 };
 	CUresult res = cuda->cuMemcpyHtoD(there, back, PROBE_BYTES);
-	int r = kvp_cuda_check(cuda, res, "cuMemcpyHtoD");
+	int r = kvp_gpu_check(imports->gpu, res, "cuMemcpyHtoD");
 
 	for (uint32_t i = 0; i < PROBE_BYTES; i++)
 		pattern[i] = (uint8_t)(i * 7 + 1);
@@ -136,8 +148,8 @@ static int probe_write(struct kvp_gpu_imports *imports, CUcontext ctx, CUdevicep
 		r = kvp_gpu_copy_now(imports->gpu, (uintptr_t)pattern, there, PROBE_BYTES);
 	(void)cuda->cuCtxSetCurrent(ctx);
 	if (r == 0)
-		r = kvp_cuda_check(cuda, cuda->cuMemcpyDtoH(back, there, PROBE_BYTES),
-				   "cuMemcpyDtoH");
+		r = kvp_gpu_check(imports->gpu, cuda->cuMemcpyDtoH(back, there, PROBE_BYTES),
+				  "cuMemcpyDtoH");
 	return r == 0 && memcmp(back, pattern, PROBE_BYTES) != 0 ? -EOPNOTSUPP : r;
 }
 
@@ -150,13 +162,14 @@ static int probe_peer(struct kvp_gpu_imports *imports, CUcontext ctx, char *err,
 	int r = kvp_gpu_host_alloc(imports->gpu, PROBE_BYTES, &pattern);
 
 	if (r == 0)
-		r = kvp_cuda_check(cuda, cuda->cuCtxSetCurrent(ctx), "cuCtxSetCurrent");
+		r = kvp_gpu_check(imports->gpu, cuda->cuCtxSetCurrent(ctx), "cuCtxSetCurrent");
 	if (r == 0)
-		r = kvp_cuda_check(cuda, cuda->cuMemAlloc(&there, PROBE_BYTES), "cuMemAlloc");
+		r = kvp_gpu_check(imports->gpu, cuda->cuMemAlloc(&there, PROBE_BYTES),
+				  "cuMemAlloc");
 	if (r == 0)
 		r = probe_write(imports, ctx, there, pattern);
 	if (there)
-		(void)kvp_cuda_check(cuda, cuda->cuMemFree(there), "cuMemFree"); /* logged */
+		(void)kvp_gpu_check(imports->gpu, cuda->cuMemFree(there), "cuMemFree"); /* logged */
 	(void)cuda->cuCtxSetCurrent(kvp_gpu_ctx(imports->gpu));
 	kvp_gpu_host_free(imports->gpu, pattern);
 	if (r < 0)
@@ -249,6 +262,45 @@ uint32_t kvp_gpu_imports_count(const struct kvp_gpu_imports *imports, uint64_t *
 	return imports->n;
 }
 
+/*
+ * A handle does not say of which GPU it is, and where there is peer access one of another's memory
+ * opens here, too: rows would cross the link unasked, whatever gpu.peer says and unprobed. Where
+ * the driver does not answer there is nothing to hold against it.
+ */
+static int check_here(const struct kvp_gpu_imports *imports, CUdeviceptr at, char *err,
+		      size_t err_bytes)
+{
+	const struct kvp_cuda *cuda = imports->cuda;
+	unsigned int type = CU_MEMORYTYPE_DEVICE;
+	CUdevice device = kvp_gpu_device(imports->gpu);
+	int ordinal;
+
+	(void)cuda->cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at);
+	if (cuda->cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at) ==
+	    CUDA_SUCCESS)
+		(void)cuda->cuDeviceGet(&device, ordinal);
+	if (type == CU_MEMORYTYPE_DEVICE && device == kvp_gpu_device(imports->gpu))
+		return 0;
+	(void)snprintf(err, err_bytes, "it is memory of %s, not of %s",
+		       type == CU_MEMORYTYPE_DEVICE ? "another GPU" : "the host",
+		       kvp_gpu_uuid(imports->gpu));
+	return -EINVAL;
+}
+
+static int check_chunks_here(const struct kvp_gpu_imports *imports,
+			     const struct kvp_gpu_import *import,
+			     const struct kvp_gpu_chunks *chunks, char *err, size_t err_bytes)
+{
+	CUdeviceptr at = import->base;
+	int r = 0;
+
+	for (uint32_t i = 0; r == 0 && i < chunks->n; i++) {
+		r = check_here(imports, at, err, err_bytes);
+		at += chunks->bytes[i];
+	}
+	return r;
+}
+
 static struct kvp_gpu_import *find_ipc(const struct kvp_gpu_imports *imports, uint64_t owner,
 				       const void *handle)
 {
@@ -260,7 +312,7 @@ static struct kvp_gpu_import *find_ipc(const struct kvp_gpu_imports *imports, ui
 	return import;
 }
 
-static int open_ipc(struct kvp_gpu_imports *imports, uint64_t owner, const void *handle,
+static int open_ipc(struct kvp_gpu_imports *imports, const struct kvp_gpu_ipc *what,
 		    struct kvp_gpu_import **out, char *err, size_t err_bytes)
 {
 	const struct kvp_cuda *cuda = imports->cuda;
@@ -271,16 +323,20 @@ static int open_ipc(struct kvp_gpu_imports *imports, uint64_t owner, const void 
 
 	if (!import)
 		return -ENOMEM;
-	memcpy(&ipc, handle, sizeof(ipc));
-	memcpy(import->handle, handle, KVP_GPU_IPC_BYTES);
-	import->owner = owner;
+	memcpy(&ipc, what->handle, sizeof(ipc));
+	memcpy(import->handle, what->handle, KVP_GPU_IPC_BYTES);
+	import->owner = what->owner;
 	res = cuda->cuIpcOpenMemHandle(&import->base, ipc, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 	if (res != CUDA_SUCCESS)
-		return fail(imports, res, "cuIpcOpenMemHandle", err, err_bytes);
+		return fail_open(imports, res, "cuIpcOpenMemHandle", err, err_bytes);
 	res = cuda->cuMemGetAddressRange(NULL, &bytes, import->base);
 	if (res != CUDA_SUCCESS) {
 		(void)cuda->cuIpcCloseMemHandle(import->base); /* the first error is told */
 		return fail(imports, res, "cuMemGetAddressRange", err, err_bytes);
+	}
+	if (!what->peer && check_here(imports, import->base, err, err_bytes) < 0) {
+		(void)cuda->cuIpcCloseMemHandle(import->base); /* the first error is told */
+		return -EINVAL;
 	}
 	import->bytes = bytes;
 	imports_add(imports, import);
@@ -300,7 +356,7 @@ int kvp_gpu_import_ipc(struct kvp_gpu_imports *imports, const struct kvp_gpu_ipc
 	if (import) {
 		import->users++;
 	} else {
-		r = open_ipc(imports, ipc->owner, ipc->handle, &import, err, err_bytes);
+		r = open_ipc(imports, ipc, &import, err, err_bytes);
 		if (r)
 			return r;
 	}
@@ -329,7 +385,7 @@ static int map_chunk(const struct kvp_gpu_imports *imports, struct kvp_gpu_impor
 		&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 
 	if (res != CUDA_SUCCESS)
-		return fail(imports, res, "cuMemImportFromShareableHandle", err, err_bytes);
+		return fail_open(imports, res, "cuMemImportFromShareableHandle", err, err_bytes);
 	res = cuda->cuMemMap(import->base + import->mapped, bytes, 0, handle, 0);
 	(void)kvp_cuda_check(cuda, cuda->cuMemRelease(handle), "cuMemRelease");
 	if (res != CUDA_SUCCESS)
@@ -374,6 +430,8 @@ int kvp_gpu_import_vmm(struct kvp_gpu_imports *imports, const struct kvp_gpu_chu
 	for (uint32_t i = 0; i < chunks->n; i++)
 		import->bytes += chunks->bytes[i];
 	r = map_chunks(imports, import, chunks, err, err_bytes);
+	if (r == 0 && !chunks->peer)
+		r = check_chunks_here(imports, import, chunks, err, err_bytes);
 	if (r) {
 		import_close(imports, import);
 		return r;

@@ -31,12 +31,13 @@ struct kvp_gpu_ipc {
 	const void *handle; /* [KVP_GPU_IPC_BYTES] */
 	uint64_t owner;     /* the client's session: handles of two processes may look alike */
 	uint64_t offset, bytes;
+	bool peer; /* of another GPU, which kvp_gpu_import_peer() was asked about */
 };
 
 /*
  * Opens a handle. The allocation must hold [offset, offset + bytes); *addr is the address of its
  * byte `offset`. Errors with a text in `err`: -EINVAL not a handle of this GPU, freed, or of this
- * very process; -ERANGE the allocation is smaller.
+ * very process; -ERANGE the allocation is smaller; -EIO the GPU is lost.
  */
 int kvp_gpu_import_ipc(struct kvp_gpu_imports *imports, const struct kvp_gpu_ipc *ipc,
 		       struct kvp_gpu_import **out, uint64_t *addr, char *err, size_t err_bytes);
@@ -46,6 +47,7 @@ struct kvp_gpu_chunks {
 	const int *fds;        /* [n] */
 	const uint64_t *bytes; /* [n] multiples of the device's granularity */
 	uint32_t n;
+	bool peer; /* as above */
 };
 int kvp_gpu_import_vmm(struct kvp_gpu_imports *imports, const struct kvp_gpu_chunks *chunks,
 		       struct kvp_gpu_import **out, uint64_t *addr, char *err, size_t err_bytes);

@@ -58,12 +58,14 @@ static int import_one(struct kvp_lane *lane, struct kvp_lane_pool *pool, uint32_
 		.fds = order->chunk_fds + memory->first_chunk,
 		.bytes = order->chunk_bytes + memory->first_chunk,
 		.n = memory->n_chunks,
+		.peer = order->home[0],
 	};
 	const struct kvp_gpu_ipc ipc = {
 		.handle = memory->handle,
 		.owner = order->owner,
 		.offset = memory->offset,
 		.bytes = memory->bytes,
+		.peer = order->home[0],
 	};
 	uint64_t addr = 0;
 	int r;
@@ -108,7 +110,7 @@ int kvp_lane_pool_import(struct kvp_lane *lane, struct kvp_lane_pool *pool, char
 				       why[0] ? why : strerror(-r)); /* may be cut */
 	}
 	kvp_lane_call(lane, NULL);
-	return r;
+	return kvp_mover_called(&lane->mover, r);
 }
 
 void kvp_lane_pool_unmap(struct kvp_lane *lane, struct kvp_lane_pool *pool)

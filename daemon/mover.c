@@ -183,8 +183,7 @@ int kvp_mover_zero(struct kvp_mover *mover, const uint8_t *dst, uint64_t bytes, 
 	return add(mover, &step, ticket);
 }
 
-/* What is not a launch can lose the GPU, too. */
-static int called(struct kvp_mover *mover, int r)
+int kvp_mover_called(struct kvp_mover *mover, int r)
 {
 	if (r == -EIO && !mover->dead)
 		mover_failed(mover, mover->last + 1, r);
@@ -194,10 +193,11 @@ static int called(struct kvp_mover *mover, int r)
 int kvp_mover_write(struct kvp_mover *mover, uint8_t *dst, const void *src, uint64_t bytes)
 {
 	return mover->dead ? -EIO
-			   : called(mover, kvp_gpu_write(mover->gpu, (uintptr_t)dst, src, bytes));
+			   : kvp_mover_called(
+				     mover, kvp_gpu_write(mover->gpu, (uintptr_t)dst, src, bytes));
 }
 
 int kvp_mover_flush(struct kvp_mover *mover)
 {
-	return mover->dead ? -EIO : called(mover, kvp_gpu_flush(mover->gpu));
+	return mover->dead ? -EIO : kvp_mover_called(mover, kvp_gpu_flush(mover->gpu));
 }

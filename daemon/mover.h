@@ -52,6 +52,10 @@ int kvp_mover_write(struct kvp_mover *mover, uint8_t *dst, const void *src, uint
 /* Moves added after it see what NICs have written. */
 int kvp_mover_flush(struct kvp_mover *mover);
 
+/* What is not a launch can find the GPU lost, too: gives `r` back, and a sticky error makes the
+ * mover dead. */
+int kvp_mover_called(struct kvp_mover *mover, int r);
+
 /* Could a move be added now? */
 bool kvp_mover_ready(struct kvp_mover *mover);
 /* Sends what was added on its way; a failure shows as `failed` or `dead`. */

@@ -9,7 +9,8 @@
  * The environment makes more of it. KVP_FAKE_CUDA_GPUS is 2: there are two GPUs. KVP_FAKE_CUDA_PEER
  * is "no": neither reaches the other's memory; "fails": enabling that fails; "already": somebody
  * has enabled it; "drops": what one writes to the other is lost. KVP_FAKE_CUDA_BUSY is a path:
- * while there is a file, nothing that was launched is seen to be over.
+ * while there is a file, nothing that was launched is seen to be over. KVP_FAKE_CUDA_LOST is one:
+ * from the first call on that finds a file there, the GPU is lost.
  *
  * For the programs that play engines with real daemons. In-process tests have tests/fake_gpu.c.
  */
@@ -90,9 +91,24 @@ static int device_of(CUcontext ctx)
 }
 
 /* May the current GPU use the other's memory? An import enables that by itself where it can. */
-static bool reaches(int device)
+static bool reaches(int device, unsigned int flags)
 {
+	if (device != current && flags & CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS && !peer_is("no") &&
+	    !peer_is("fails"))
+		enabled[current][device] = true;
 	return device == current || enabled[current][device];
+}
+
+/* Once a launch has read where no memory is, the GPU is lost to this process. */
+static _Atomic bool lost;
+
+static CUresult is_lost(void)
+{
+	const char *path = getenv("KVP_FAKE_CUDA_LOST");
+
+	if (path && access(path, F_OK) == 0)
+		atomic_store(&lost, true);
+	return atomic_load(&lost) ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -309,7 +325,8 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle handle, unsigned in
 	char path[64];
 	int fd;
 
-	(void)flags;
+	if (is_lost() != CUDA_SUCCESS)
+		return is_lost();
 	memcpy(&ipc, &handle, sizeof(ipc));
 	if (memcmp(ipc.magic, "fakegpu", 8) != 0 || ipc.device < 0 || ipc.device >= n_gpus())
 		return CUDA_ERROR_INVALID_VALUE;
@@ -323,7 +340,7 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle handle, unsigned in
 		return CUDA_ERROR_MAP_FAILED;
 	}
 	pthread_mutex_lock(&lock);
-	if (reaches(ipc.device)) {
+	if (reaches(ipc.device, flags)) {
 		struct map *map;
 
 		*out = (uintptr_t)memory_map(fd, ipc.bytes, NULL);
@@ -665,14 +682,6 @@ static void run_rows(const struct kvp_move_entry *e, const struct kvp_move_run *
 		src += (uint64_t)run->src_step * e->src_row_stride;
 		dst += (uint64_t)run->dst_step * e->dst_row_stride;
 	}
-}
-
-/* Once a launch has read where no memory is, the GPU is lost to this process. */
-static _Atomic bool lost;
-
-static CUresult is_lost(void)
-{
-	return atomic_load(&lost) ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
 }
 
 /* Where memory is another GPU's, or nobody's; the host's is everybody's. */

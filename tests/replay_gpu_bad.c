@@ -101,6 +101,8 @@ static void talk_hello(int fd)
 	RIG_REQUIRE(talk(fd, &msg, NULL, 0, text) == KVP__STATUS__STATUS_OK, "%s", text);
 }
 
+static uint64_t row_stride = ROW; /* that pools say */
+
 /* A pool of one entry in that memory. */
 static Kvp__Status talk_pool(int fd, uint32_t id, Kvp__Memory *memory, const int *fds, size_t n_fds,
 			     char text[256])
@@ -110,9 +112,10 @@ static Kvp__Status talk_pool(int fd, uint32_t id, Kvp__Memory *memory, const int
 	Kvp__Entry entry = KVP__ENTRY__INIT, *entries[] = { &entry };
 
 	entry.klass = KVP__ENTRY_CLASS__CLASS_SHARDED;
-	entry.bytes = ENTRY_BYTES;
+	entry.bytes = row_stride == ROW ? ENTRY_BYTES : memory->bytes;
 	entry.page_stride = (uint64_t)PAGE * ROW;
-	entry.row_stride = entry.row_bytes = entry.full_bytes = ROW;
+	entry.row_stride = row_stride;
+	entry.row_bytes = entry.full_bytes = ROW;
 	entry.rows_per_page = PAGE;
 	entry.n_pages = PAGES;
 	pool.pool = id;
@@ -170,6 +173,10 @@ static void refused(struct liar *liar, struct offer *offer, const int *fds, cons
 	fflush(stdout);
 	RIG_REQUIRE(status != KVP__STATUS__STATUS_OK, "%s: taken", what);
 	RIG_REQUIRE(strstr(text, why), "%s: \"%s\" does not say \"%s\"", what, text, why);
+	RIG_REQUIRE(status == (strstr(text, "does not use")      ? KVP__STATUS__STATUS_UNSUPPORTED
+			       : strstr(text, "ILLEGAL_ADDRESS") ? KVP__STATUS__STATUS_SYSTEM
+								 : KVP__STATUS__STATUS_INVALID),
+		    "%s: status %d", what, (int)status);
 }
 
 static void accepted(struct liar *liar, struct offer *offer, const char *what)
@@ -212,6 +219,11 @@ static void bad_handles(struct liar *liar, const struct rig_daemon *daemon)
 		refused(liar, &offer, NULL, "handle of the daemon itself", "cuIpcOpenMemHandle");
 	}
 	offer_make(&offer, good, POOL_BYTES);
+	row_stride = UINT64_C(1) << 32; /* the kernel counts by 32 bits */
+	offer.memory.bytes = PAGE * row_stride;
+	refused(liar, &offer, NULL, "rows too far apart", "row_stride is 4294967296, at most");
+	row_stride = ROW;
+	offer_make(&offer, good, POOL_BYTES);
 	accepted(liar, &offer, "a good handle after them");
 }
 
@@ -244,6 +256,38 @@ static void no_memories(struct rig *rig)
 	talk_hello(liar.fd);
 	bad_handles(&liar, daemon);
 	bad_chunks(&liar);
+	(void)close(liar.fd);
+}
+
+/* Memory of one GPU in the name of the other, where each reaches the other's. */
+static void other_gpu(struct rig *rig)
+{
+	struct device_range range;
+	static struct offer ipc, chunks, there;
+	struct liar liar = { .next = 1 };
+
+	if (device_is_fake())
+		RIG_REQUIRE(setenv("KVP_FAKE_CUDA_GPUS", "2", 1) == 0);
+	if (device_count() < 2) {
+		puts("     one GPU: there is no other");
+		return;
+	}
+	liar.fd = talk_connect(rig_daemon_start(rig, "node", CONFIG));
+	talk_hello(liar.fd);
+	device_use(1);
+	offer_make(&there, device_alloc(POOL_BYTES), POOL_BYTES);
+	accepted(&liar, &there, "a handle of the second GPU");
+	device_use(0);
+	offer_make(&ipc, device_alloc(POOL_BYTES), POOL_BYTES);
+	device_alloc_chunks(&range, POOL_BYTES);
+	offer_make(&chunks, range.addr, range.bytes);
+	accepted(&liar, &chunks, "chunks of the first GPU"); /* each is mapped for the other, too */
+	ipc.memory.gpu.data = chunks.memory.gpu.data = there.export.gpu;
+	refused(&liar, &ipc, NULL, "a handle in the name of the other", "memory of another GPU");
+	refused(&liar, &chunks, chunks.export.fds, "chunks in its name", "memory of another GPU");
+	ipc.memory.gpu.data = ipc.export.gpu;
+	accepted(&liar, &ipc, "the handle under its own name");
+	kvpl_export_fini(&chunks.export);
 	(void)close(liar.fd);
 }
 
@@ -316,21 +360,13 @@ static void ends_told(const struct two_ends *ends, const char *name)
 	}
 }
 
-/* One client's room moves; another's waits for a fence that is never reached. */
-static void lost_gpu(struct rig *rig)
+/* It ends by itself, and says so by its exit status. */
+static void exits(struct rig_daemon *daemon)
 {
-	struct rig_daemon *daemon = rig_daemon_start(rig, "node", CONFIG);
-	struct two_ends moving = { 0 }, waiting = { 0 };
 	uint64_t until = rig_now_ns() + SECS * UINT64_C(1000000000);
 	int status = 0;
 	pid_t ended;
 
-	ends_make(&moving, daemon, "engine", 7);
-	ends_make(&waiting, daemon, "other", 8);
-	fault_hold(daemon, "wild", true);
-	kvp_fence_signal(moving.fence, 0, 1);
-	ends_told(&moving, "moving");
-	ends_told(&waiting, "waiting");
 	while ((ended = waitpid(daemon->pid, &status, WNOHANG)) == 0) {
 		RIG_REQUIRE(rig_now_ns() < until, "the daemon hangs");
 		rig_sleep_ms(5);
@@ -338,7 +374,53 @@ static void lost_gpu(struct rig *rig)
 	RIG_REQUIRE(ended == daemon->pid);
 	daemon->pid = 0;
 	RIG_REQUIRE(WIFEXITED(status) && WEXITSTATUS(status) == 1, "status %#x", (unsigned)status);
+}
+
+/* One client's room moves; another's waits for a fence that is never reached. */
+static void lost_gpu(struct rig *rig)
+{
+	struct rig_daemon *daemon = rig_daemon_start(rig, "node", CONFIG);
+	struct two_ends moving = { 0 }, waiting = { 0 };
+
+	ends_make(&moving, daemon, "engine", 7);
+	ends_make(&waiting, daemon, "other", 8);
+	fault_hold(daemon, "wild", true);
+	kvp_fence_signal(moving.fence, 0, 1);
+	ends_told(&moving, "moving");
+	ends_told(&waiting, "waiting");
+	exits(daemon);
 	kvp_client_close(moving.client);
+	kvp_client_close(waiting.client);
+}
+
+/* Nothing moves when it is lost: who brings a pool next finds out, and all are told. */
+static void lost_idle(struct rig *rig)
+{
+	struct two_ends waiting = { 0 };
+	struct rig_daemon *daemon;
+	struct offer offer;
+	struct liar liar = { .next = 1 };
+	char path[128];
+	int fd;
+
+	if (!device_is_fake())
+		return; /* how to break a real one that does nothing? */
+	snprintf(path, sizeof(path), "%s/lost", rig->dir);
+	RIG_REQUIRE(setenv("KVP_FAKE_CUDA_LOST", path, 1) == 0);
+	daemon = rig_daemon_start(rig, "node", CONFIG);
+	RIG_REQUIRE(unsetenv("KVP_FAKE_CUDA_LOST") == 0);
+	ends_make(&waiting, daemon, "other", 8);
+	liar.fd = talk_connect(daemon);
+	talk_hello(liar.fd);
+	offer_make(&offer, device_alloc(POOL_BYTES), POOL_BYTES);
+	fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+	RIG_REQUIRE(fd >= 0);
+	(void)close(fd);
+	refused(&liar, &offer, NULL, "a pool on a lost GPU",
+		"cuIpcOpenMemHandle: CUDA_ERROR_ILLEGAL_ADDRESS");
+	ends_told(&waiting, "waiting");
+	exits(daemon);
+	(void)close(liar.fd);
 	kvp_client_close(waiting.client);
 }
 
@@ -346,7 +428,9 @@ int main(int argc, char **argv)
 {
 	static const struct rig_scenario scenarios[] = {
 		{ "memory that is none", no_memories },
+		{ "memory of the other GPU", other_gpu },
 		{ "a GPU that is lost", lost_gpu },
+		{ "a GPU that is lost while nothing moves", lost_idle },
 	};
 
 	if (!device_or_fake(argv))

@@ -166,7 +166,7 @@ static void refuse(int r, int want, const char *what, const char *err)
 static int import_ipc(struct kvp_gpu_imports *imports, const void *handle, uint64_t offset,
 		      uint64_t bytes, struct kvp_gpu_import **out, uint64_t *addr, char err[200])
 {
-	const struct kvp_gpu_ipc ipc = { handle, 1, offset, bytes };
+	const struct kvp_gpu_ipc ipc = { handle, 1, offset, bytes, false };
 
 	return kvp_gpu_import_ipc(imports, &ipc, out, addr, err, 200);
 }
@@ -198,7 +198,7 @@ static void bad_vmm(struct kvp_gpu_imports *imports, const int *fds)
 	struct kvp_gpu_import *import;
 	uint64_t addr, wrong = 4 * CHUNK_BYTES, right = CHUNK_BYTES;
 	int memfd = memfd_create("no chunk", 0);
-	struct kvp_gpu_chunks chunks = { &memfd, &right, 1 };
+	struct kvp_gpu_chunks chunks = { &memfd, &right, 1, false };
 	char err[200] = "";
 	int r;
 
@@ -206,7 +206,7 @@ static void bad_vmm(struct kvp_gpu_imports *imports, const int *fds)
 		exit(1);
 	r = kvp_gpu_import_vmm(imports, &chunks, &import, &addr, err, sizeof(err));
 	say(r < 0, "fd of the wrong kind", err);
-	chunks = (struct kvp_gpu_chunks){ fds, &wrong, 1 };
+	chunks = (struct kvp_gpu_chunks){ fds, &wrong, 1, false };
 	r = kvp_gpu_import_vmm(imports, &chunks, &import, &addr, err, sizeof(err));
 	say(r < 0, "chunk smaller than said", err);
 	close(memfd);
@@ -218,7 +218,7 @@ static void check_dmabufs(struct kvp_gpu_imports *imports, const struct kvp_gpu_
 			  const int *fds)
 {
 	const uint64_t bytes = CHUNK_BYTES;
-	const struct kvp_gpu_chunks chunks = { fds, &bytes, 1 };
+	const struct kvp_gpu_chunks chunks = { fds, &bytes, 1, false };
 	struct kvp_gpu_import *chunk;
 	uint64_t addr;
 	char err[200] = "";
@@ -242,7 +242,7 @@ static void good_imports(struct kvp_gpu_imports *imports, const struct offer *of
 			 pid_t pid)
 {
 	const uint64_t sizes[CHUNKS] = { CHUNK_BYTES, CHUNK_BYTES, CHUNK_BYTES, CHUNK_BYTES };
-	const struct kvp_gpu_chunks chunks = { fds, sizes, CHUNKS };
+	const struct kvp_gpu_chunks chunks = { fds, sizes, CHUNKS, false };
 	struct kvp_gpu_import *ipc[2], *vmm;
 	uint64_t a[2], v, bytes;
 	char err[200] = "", text[64];
