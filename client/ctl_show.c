@@ -242,6 +242,8 @@ static void status_head(const cJSON *answer)
 		     ctl_text(answer, "version"), ctl_number(answer, "pid"), uptime,
 		     ctl_flag(answer, "stopping") ? ", stopping" : "");
 	(void)printf("config %s, peers call %s\n", config, address);
+	if (ctl_text(answer, "cuda")[0]) /* else an older daemon */
+		(void)printf("CUDA %s\n", ctl_text(answer, "cuda"));
 	(void)printf("clients %.0f, pools %.0f, peers %.0f\n", ctl_number(answer, "clients"),
 		     ctl_number(answer, "pools"), ctl_number(answer, "peers"));
 	(void)printf("rooms %.0f dest, %.0f send", ctl_number(answer, "rooms.dest"),

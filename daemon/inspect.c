@@ -332,6 +332,7 @@ cJSON *kvp_inspect_status(const struct kvp_inspect *ask)
 	kvp_peers_each(core->peers, count_one, &n_peers);
 	(void)cJSON_AddStringToObject(status, "node", core->config->node.name);
 	(void)cJSON_AddStringToObject(status, "version", KVP_VERSION);
+	(void)cJSON_AddStringToObject(status, "cuda", kvp_gpu_build());
 	add_bytes(status, "incarnation", core->incarnation, sizeof(core->incarnation));
 	kvp_inspect_num(status, "pid", (uint64_t)getpid());
 	kvp_inspect_age(ask, status, "uptime_s", core->started_ns);

@@ -171,6 +171,9 @@ Test(ctl, exit_status_says_what_is_wrong)
 			 "{\"lanes\":[{\"name\":\"host\",\"last_turn_ms\":900,\"stuck\":true}]}"),
 		     1);
 	cr_expect_eq(ctl("status", "{\"node\":\"a\",\"stopping\":false}"), 0);
+	cr_expect(!strstr(out, "CUDA"), "an older daemon: %s", out);
+	cr_expect_eq(ctl("status", "{\"node\":\"a\",\"cuda\":\"not built in\"}"), 0);
+	cr_expect(strstr(out, "\nCUDA not built in\n"), "%s", out);
 	cr_expect_eq(ctl("status", "{\"node\":\"a\",\"limits\":[{\"name\":\"rooms\",\"used\":4,"
 				   "\"max\":4}]}"),
 		     1);
