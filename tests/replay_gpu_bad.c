@@ -291,6 +291,49 @@ static void other_gpu(struct rig *rig)
 	(void)close(liar.fd);
 }
 
+/* ---- a daemon that is told of no GPU --------------------------------------------------------- */
+
+static bool has_driver(const struct rig_daemon *daemon)
+{
+	char path[64], line[512];
+	bool found = false;
+	FILE *maps;
+
+	(void)snprintf(path, sizeof(path), "/proc/%d/maps", (int)daemon->pid);
+	maps = fopen(path, "re");
+	RIG_REQUIRE(maps);
+	while (fgets(line, sizeof(line), maps))
+		found = found || strstr(line, "libcuda.so");
+	(void)fclose(maps);
+	return found;
+}
+
+/* It does not even load the driver, whatever it is offered. */
+static void no_devices(struct rig *rig)
+{
+	const struct rig_daemon *with = rig_daemon_start(rig, "with", CONFIG);
+	const struct rig_daemon *without = rig_daemon_start(rig, "without", NULL);
+	struct liar liar = { .fd = talk_connect(without), .next = 1 };
+	struct rig_pool pool = { 0 };
+	struct kvp_client *client;
+	struct offer offer;
+	char *json = NULL;
+
+	RIG_REQUIRE(has_driver(with) && !has_driver(without));
+	talk_hello(liar.fd);
+	offer_make(&offer, device_alloc(POOL_BYTES), POOL_BYTES);
+	refused(&liar, &offer, NULL, "a pool on a GPU", "does not use (gpu.devices is none)");
+	client = rig_client(without, "engine");
+	(void)rig_pool_entry(&pool, 0, ROW, PAGE, PAGES);
+	rig_pool_make(&pool, client, "host", 1);
+	RIG_CALL(client, kvp_inspect(client, "status", NULL, &json));
+	RIG_REQUIRE(strstr(json, "\"cuda\":\"kernels for sm_80, sm_90, sm_100"), "%s", json);
+	RIG_REQUIRE(!has_driver(without));
+	free(json);
+	kvp_client_close(client);
+	(void)close(liar.fd);
+}
+
 /* ---- a GPU that is lost ---------------------------------------------------------------------- */
 
 struct two_ends {
@@ -429,6 +472,7 @@ int main(int argc, char **argv)
 	static const struct rig_scenario scenarios[] = {
 		{ "memory that is none", no_memories },
 		{ "memory of the other GPU", other_gpu },
+		{ "a daemon without GPUs", no_devices },
 		{ "a GPU that is lost", lost_gpu },
 		{ "a GPU that is lost while nothing moves", lost_idle },
 	};

@@ -341,6 +341,51 @@ Test(gpu, a_piece_of_too_many_runs)
 	}
 }
 
+/* With grants held back: what was granted has come, and waits for its scatter. */
+static bool all_granted_are_here(void *arg)
+{
+	const struct kvp_lane_status status = lt_status(arg);
+
+	return status.holds_on & 1u << KVP_HOLD_GRANT && status.holds[KVP_HOLD_SCATTER] > 1 &&
+	       status.land_slots - status.land_free == status.holds[KVP_HOLD_SCATTER];
+}
+
+static bool some_are_here(void *arg)
+{
+	return lt_status(arg).holds[KVP_HOLD_SCATTER] > 1;
+}
+
+static bool none_is_here(void *arg)
+{
+	const struct kvp_lane_status status = lt_status(arg);
+
+	return status.land_free == status.land_slots && !status.gpu_busy;
+}
+
+/* What is ready in a turn is scattered together, whatever rooms and destinations it is for. */
+Test(gpu, pieces_that_are_here_are_scattered_by_one_launch)
+{
+	struct scene *scene = scene_make(false, 64);
+	struct kvp_lane_status before, after;
+
+	lt_hold(scene->to, KVP_HOLD_SCATTER, true);
+	begin_room(scene);
+	lt_wait_until(&scene->lt, some_are_here, scene->to, "pieces");
+	lt_hold(scene->to, KVP_HOLD_GRANT, true);
+	lt_wait_until(&scene->lt, all_granted_are_here, scene->to, "all that was granted");
+	before = lt_status(scene->to);
+	lt_hold(scene->to, KVP_HOLD_SCATTER, false);
+	lt_wait_until(&scene->lt, none_is_here, scene->to, "the scatter");
+	after = lt_status(scene->to);
+	cr_assert_eq(after.pieces_landed, before.pieces_landed + before.holds[KVP_HOLD_SCATTER]);
+	cr_assert_eq(after.launches, before.launches + 1);
+	lt_hold(scene->to, KVP_HOLD_GRANT, false);
+	lt_room_complete(&scene->room);
+	lt_room_check(&scene->room);
+	lt_room_end(&scene->room);
+	scene_end(scene);
+}
+
 /* ---- pools in memory of a GPU ---------------------------------------------------------------- */
 
 struct memory_pool {
