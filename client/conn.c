@@ -119,6 +119,7 @@ void kvpl_conn_fini(struct kvp_client *client)
 		kvp_closep(&grave->pidfd);
 		free(grave);
 	}
+	free(client->next_to_dig);
 }
 
 static int connect_to(const char *path, int *out)
@@ -140,6 +141,14 @@ static int connect_to(const char *path, int *out)
 		return -errno;
 	*out = KVP_TAKE_FD(fd);
 	return 0;
+}
+
+/* At the loss of a connection it is too late to want memory: its rooms would never end. */
+static int grave_prepare(struct kvp_client *client)
+{
+	if (!client->next_to_dig)
+		client->next_to_dig = calloc(1, sizeof(*client->next_to_dig));
+	return client->next_to_dig ? 0 : -ENOMEM;
 }
 
 static int send_hello(struct kvp_client *client)
@@ -164,8 +173,10 @@ static int send_hello(struct kvp_client *client)
 int kvpl_conn_start(struct kvp_client *client)
 {
 	KVP_CLEANUP(kvp_closep) int fd = -1;
-	int r = connect_to(client->path, &fd);
+	int r = grave_prepare(client);
 
+	if (r == 0)
+		r = connect_to(client->path, &fd);
 	if (r == 0)
 		r = watch(client, fd, EPOLLIN, tag_of(TAG_SOCK, client->session + 1));
 	if (r < 0)
@@ -212,9 +223,7 @@ static uint64_t grave_dig(struct kvp_client *client)
 		unwatch_close(client, &client->pidfd);
 		return grave->serial;
 	}
-	grave = calloc(1, sizeof(*grave));
-	if (!grave)
-		return UINT64_MAX; /* never buried: the rooms stay unreleased, which is safe */
+	grave = KVP_TAKE(client->next_to_dig);
 	grave->serial = ++client->next_grave;
 	grave->session = client->settle;
 	memcpy(grave->incarnation, client->incarnation, KVP_INCARNATION_BYTES);

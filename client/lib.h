@@ -219,6 +219,7 @@ struct kvp_client {
 	struct kvpl_room *changed;
 	struct kvpl_room **changed_end;
 	struct kvpl_grave *graves;
+	struct kvpl_grave *next_to_dig; /* allocated before there is a connection */
 	uint64_t next_grave;
 	unsigned handled; /* answers and room changes so far */
 

@@ -11,12 +11,13 @@
  * Part gpu is the start and the run with pools on a GPU that is none (tests/fake_cuda.c), and with
  * calls of its driver alone.
  *
- *     torture [part STRIDE FIRST]      part: start, run, stop, gpu or all (but gpu); every
- * STRIDE-th fault from FIRST on
+ *     torture [part STRIDE FIRST]      part: start, run, restart, stop, gpu or
+ * all (but gpu); every STRIDE-th fault from FIRST on
  */
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -268,20 +269,26 @@ static bool is_alive(int i)
 
 /* ---- rounds --------------------------------------------------------------------------------- */
 
+/* What this process says comes between what the daemon says. */
+static void say_into_log(void)
+{
+	int fd = open(daemons[0]->log, O_WRONLY | O_APPEND | O_CLOEXEC);
+
+	if (fd >= 0)
+		(void)dup2(fd, STDERR_FILENO);
+}
+
 /* A process of its own: a library that crashes takes nobody with it. */
 static bool round_ends_well(bool faulty)
 {
 	pid_t pid;
-	int fd;
 
 	pass.next_room += 10;
 	(void)fflush(stdout);
 	pid = fork();
 	RIG_REQUIRE(pid >= 0);
 	if (pid == 0) {
-		fd = open(daemons[0]->log, O_WRONLY | O_APPEND | O_CLOEXEC);
-		if (fd >= 0)
-			(void)dup2(fd, STDERR_FILENO);
+		say_into_log();
 		pass_run(&pass, faulty);
 		exit(0); /* NOLINT(concurrency-mt-unsafe): one thread; leaks are told */
 	}
@@ -303,12 +310,18 @@ static bool settle_ends_well(void)
 	return wait_for(pid, 60000) == 0;
 }
 
-static const char *what_went_wrong(const struct fault *fault)
+static bool faulty_round_ends_well(const struct fault *fault)
+{
+	arm(fault);
+	return round_ends_well(true);
+}
+
+static const char *what_went_wrong(const struct fault *fault,
+				   bool (*round)(const struct fault *fault))
 {
 	const char *what = NULL;
 
-	arm(fault);
-	if (!round_ends_well(true))
+	if (!round(fault))
 		what = "with a fault: a round did not end as it must";
 	if (!has_fired(fault) && !what) {
 		disarm();
@@ -325,9 +338,9 @@ static const char *what_went_wrong(const struct fault *fault)
 	return what;
 }
 
-static void try_run(const struct fault *fault)
+/* Says what is wrong, if anything, and begins anew. */
+static void look_at(const struct fault *fault, const char *what)
 {
-	const char *what = what_went_wrong(fault);
 	static int rounds;
 
 	if (what)
@@ -342,17 +355,123 @@ static void try_run(const struct fault *fault)
 		restart_both(fault);
 }
 
+static void try_run(const struct fault *fault)
+{
+	const char *what = what_went_wrong(fault, faulty_round_ends_well);
+
+	/* Only those that have just met make such a call. */
+	if (!what && !has_fired(fault)) {
+		restart_both(NULL);
+		what = what_went_wrong(fault, faulty_round_ends_well);
+	}
+	look_at(fault, what);
+}
+
+/* The first has the connections to make, the second has them; what counts is the one that makes
+ * more calls of a place. */
+static void count_rounds(void)
+{
+	static uint32_t calls[WHOS][TORTURE_SITES];
+
+	count(true);
+	RIG_REQUIRE(round_ends_well(false));
+	for (int who = 0; who < WHOS; who++)
+		for (uint32_t i = 0; i < TORTURE_SITES; i++)
+			calls[who][i] = torture[who]->sites[i].calls;
+	count(true);
+	RIG_REQUIRE(round_ends_well(false));
+	count(false);
+	for (int who = 0; who < WHOS; who++)
+		for (uint32_t i = 0; i < TORTURE_SITES; i++)
+			if (torture[who]->sites[i].calls < calls[who][i])
+				torture[who]->sites[i].calls = calls[who][i];
+}
+
 static void run_part(void)
 {
 	for (int i = 0; i < 2; i++)
 		start(i);
-	/* The first has the connections to make, the second has them. */
-	count(true);
-	RIG_REQUIRE(round_ends_well(false));
-	RIG_REQUIRE(round_ends_well(false));
-	count(false);
+	count_rounds();
 	for (uint32_t who = 0; who < WHOS; who++)
 		each_fault(who, true, try_run);
+	restart_both(NULL);
+	for (int i = 0; i < 2; i++)
+		(void)stop(i);
+}
+
+/* ---- a daemon is restarted ------------------------------------------------------------------ */
+
+/* The other end of a round in which the prefill daemon is restarted: false: it does not stop. */
+static bool restart_prefill(int ready_fd, int go_fd, const struct fault *fault)
+{
+	struct pollfd poll_ready = { .fd = ready_fd, .events = POLLIN };
+	char byte = 0;
+	bool ok;
+
+	if (poll(&poll_ready, 1, START_MS) != 1 || read(ready_fd, &byte, 1) != 1)
+		return true; /* it has been refused something before; its end is looked at */
+	if (fault && fault->who != LIBRARY)
+		arm(fault);
+	torture[PREFILL]->counting = torture[DECODE]->counting = torture[LIBRARY]->counting;
+	ok = stop(0) == 0;
+	torture[PREFILL]->counting = 0;
+	if (fault && fault->who == PREFILL) { /* its start is a part of its own */
+		torture[PREFILL]->site = TORTURE_SITES;
+		torture[PREFILL]->fail = torture[PREFILL]->pass = 0;
+	}
+	start(0);
+	(void)!write(go_fd, &byte, 1); /* it may be gone */
+	return ok;
+}
+
+static bool restart_round_ends_well(const struct fault *fault)
+{
+	int ready[2], go[2];
+	pid_t pid;
+	bool ok;
+
+	pass.next_room += 10;
+	RIG_REQUIRE(pipe2(ready, O_CLOEXEC) == 0 && pipe2(go, O_CLOEXEC) == 0);
+	if (fault && fault->who == LIBRARY)
+		arm(fault);
+	(void)fflush(stdout);
+	pid = fork();
+	RIG_REQUIRE(pid >= 0);
+	if (pid == 0) {
+		(void)close(ready[0]);
+		(void)close(go[1]);
+		pass.ready_fd = ready[1];
+		pass.go_fd = go[0];
+		say_into_log();
+		pass_restart(&pass, fault != NULL);
+		exit(0); /* NOLINT(concurrency-mt-unsafe): one thread; leaks are told */
+	}
+	(void)close(ready[1]);
+	(void)close(go[0]);
+	ok = restart_prefill(ready[0], go[1], fault);
+	ok = wait_for(pid, 60000) == 0 && ok;
+	(void)close(ready[0]);
+	(void)close(go[1]);
+	return ok;
+}
+
+static void try_restart(const struct fault *fault)
+{
+	look_at(fault, what_went_wrong(fault, restart_round_ends_well));
+}
+
+static void restart_part(void)
+{
+	for (int i = 0; i < 2; i++)
+		start(i);
+	RIG_REQUIRE(restart_round_ends_well(NULL));
+	count(true);
+	torture[PREFILL]->counting = torture[DECODE]->counting = 0;
+	RIG_REQUIRE(restart_round_ends_well(NULL));
+	count(false);
+	/* The library looks for its daemon until it finds one: nothing fails for ever. */
+	for (uint32_t who = 0; who < WHOS; who++)
+		each_fault(who, who != LIBRARY, try_restart);
 	restart_both(NULL);
 	for (int i = 0; i < 2; i++)
 		(void)stop(i);
@@ -411,7 +530,7 @@ static const char *after_loss(void)
 
 static void try_gpu(const struct fault *fault)
 {
-	const char *what = what_went_wrong(fault);
+	const char *what = what_went_wrong(fault, faulty_round_ends_well);
 
 	if (what && (gpu_is_lost(0) || gpu_is_lost(1)))
 		what = after_loss();
@@ -432,10 +551,7 @@ static void gpu_part(void)
 {
 	for (int i = 0; i < 2; i++)
 		start(i);
-	count(true);
-	RIG_REQUIRE(round_ends_well(false));
-	RIG_REQUIRE(round_ends_well(false));
-	count(false);
+	count_rounds();
 	for (uint32_t who = PREFILL; who <= DECODE; who++)
 		each_fault(who, true, try_gpu);
 	restart_both(NULL);
@@ -664,6 +780,8 @@ int main(int argc, char **argv)
 		gpu_part();
 	if (all || !strcmp(part, "run"))
 		run_part();
+	if (all || !strcmp(part, "restart"))
+		restart_part();
 	if (all || !strcmp(part, "stop"))
 		stop_part();
 	rig_remove(&rig);

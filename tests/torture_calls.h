@@ -8,7 +8,8 @@
  * tests/check_torture.sh, which requires that every foreign function is in one of the two lists.
  *
  * NUL: returns NULL, errno set. ONE: -1, errno set. MAP: MAP_FAILED, errno set. UV: a negative
- * error. POS: a positive one. UCS, UCSP: a status of UCX, or a pointer that is one.
+ * error. UVD: the same, after it has been done: what was to be accepted is gone. POS: a positive
+ * one. UCS, UCSP: a status of UCX, or a pointer that is one.
  */
 
 #include <glob.h>
@@ -70,7 +71,7 @@
 	CALL(timerfd_create, ONE, EMFILE) \
 	CALL(unlink, ONE, EACCES) \
 	CALL(write, ONE, EINTR) \
-	CALL(uv_accept, UV, EMFILE) \
+	CALL(uv_accept, UVD, EMFILE) \
 	CALL(uv_async_init, UV, EMFILE) \
 	CALL(uv_getaddrinfo, UV, ENOMEM) \
 	CALL(uv_listen, UV, EADDRINUSE) \

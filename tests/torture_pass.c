@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cjson/cJSON.h>
 
@@ -61,14 +62,14 @@ static struct kvp_side_desc side_of(const struct pass_end *end)
 
 /* ---- sessions and pools --------------------------------------------------------------------- */
 
-static int end_connect(struct pass_end *end)
+static int end_connect(struct pass_end *end, bool reconnects)
 {
 	struct kvp_client_options options = KVP_CLIENT_OPTIONS_INIT;
 
 	options.socket = end->daemon->socket;
 	options.name = "torture";
 	options.timeout_ms = CALL_MS;
-	options.no_reconnect = 1;
+	options.no_reconnect = !reconnects;
 	return kvp_client_open(&end->client, &options);
 }
 
@@ -91,12 +92,12 @@ static int end_register(struct pass_end *end)
 	return kvp_pool_register(end->client, &desc, &end->pool.id);
 }
 
-static void ends_begin(struct pass *pass)
+static void ends_begin(struct pass *pass, bool reconnect)
 {
 	struct pass_end *ends[] = { &pass->from, &pass->near, &pass->to };
 
 	for (size_t i = 0; i < KVP_ARRAY_SIZE(ends); i++) {
-		TRY(pass, ends[i]->client, end_connect(ends[i]));
+		TRY(pass, ends[i]->client, end_connect(ends[i], reconnect));
 		TRY(pass, ends[i]->client, end_register(ends[i]));
 	}
 	TRY(pass, pass->from.client, kvp_fence_create(pass->from.client, 4, &pass->from.fence));
@@ -114,6 +115,13 @@ static void end_close(struct pass_end *end)
 	kvp_client_close(end->client);
 	end->client = NULL;
 	end->pool.id = 0;
+}
+
+static void ends_close(struct pass *pass)
+{
+	end_close(&pass->from);
+	end_close(&pass->near);
+	end_close(&pass->to);
 }
 
 /* ---- rooms ---------------------------------------------------------------------------------- */
@@ -330,21 +338,95 @@ static void pause_resume(struct pass *pass)
 	TRY(pass, end->client, kvp_pool_unregister(end->client, end->pool.id, NULL, NULL));
 }
 
+/* Refused while it is on, taken afterwards; pass_settle() ends it where that has failed. */
+static void drain(struct pass *pass)
+{
+	struct kvp_client *client = pass->from.client;
+	kvp_room_id id = 0;
+	int r;
+
+	TRY(pass, client, kvp_drain(client, 1, "torture"));
+	pass->next_room++;
+	r = open_(pass, &id);
+	RIG_REQUIRE(r < 0 && r != -ETIMEDOUT, "a drained daemon takes a leg: %d", r);
+	TRY(pass, client, kvp_drain(client, 0, NULL));
+	pass->next_room++;
+	TRY(pass, client, open_(pass, &id));
+	TRY(pass, client, kvp_abort(client, id, "the round ends"));
+	released(pass, client, id);
+}
+
 void pass_run(struct pass *pass, bool faulty)
 {
 	pass->faulty = faulty;
-	ends_begin(pass);
+	ends_begin(pass, false);
 	if (ends_are_ready(pass)) {
 		transfer(pass, &pass->to);
 		transfer(pass, &pass->near);
 		give_up(pass);
 		withdraw(pass);
 		look(pass);
+		drain(pass);
 		pause_resume(pass);
 	}
-	end_close(&pass->from);
-	end_close(&pass->near);
-	end_close(&pass->to);
+	ends_close(pass);
+}
+
+/* ---- a restart ------------------------------------------------------------------------------ */
+
+/* The daemon is another one now; the library finds it while it waits. */
+static void restart_meet(struct pass *pass, kvp_room_id sent, kvp_room_id *expected)
+{
+	struct kvp_client *from = pass->from.client;
+
+	TRY(pass, pass->to.client, expect(pass, &pass->to, expected));
+	TRY(pass, from, kvp_room_wait(from, sent, KVP_WAIT_READY, CALL_MS));
+	TRY(pass, from, submit(pass, sent, false));
+	kvp_fence_signal(pass->from.fence, 0, pass->next_room);
+	TRY(pass, from, submit(pass, sent, true));
+}
+
+static void restart_end(struct pass *pass, kvp_room_id sent, kvp_room_id expected)
+{
+	struct kvp_client *from = pass->from.client, *to = pass->to.client;
+	struct kvp_room_state state = KVP_ROOM_STATE_INIT;
+
+	if (expected) {
+		/* Where the sender was refused something, nothing more comes. */
+		if (pass->faulty &&
+		    kvp_room_wait(to, expected, KVP_WAIT_TERMINAL, CALL_MS / 2) != 0)
+			(void)kvp_abort(to, expected, "nothing comes"); /* may be over */
+		state = end_of(pass, to, expected);
+		check_bytes(pass, &pass->to, &state);
+		released(pass, to, expected);
+	}
+	if (!state.complete)
+		(void)kvp_abort(from, sent, "the other end is over"); /* may be over too */
+	(void)end_of(pass, from, sent);
+	released(pass, from, sent);
+}
+
+static void restart_room(struct pass *pass)
+{
+	struct kvp_client *from = pass->from.client;
+	kvp_room_id sent = 0, expected = 0;
+	char byte = 0;
+
+	pass->next_room++;
+	fill(pass, &pass->to);
+	TRY(pass, from, open_(pass, &sent));
+	RIG_REQUIRE(write(pass->ready_fd, &byte, 1) == 1 && read(pass->go_fd, &byte, 1) == 1);
+	restart_meet(pass, sent, &expected);
+	restart_end(pass, sent, expected);
+}
+
+void pass_restart(struct pass *pass, bool faulty)
+{
+	pass->faulty = faulty;
+	ends_begin(pass, true);
+	if (ends_are_ready(pass))
+		restart_room(pass);
+	ends_close(pass);
 }
 
 /* ---- what is left --------------------------------------------------------------------------- */
@@ -381,6 +463,7 @@ void pass_settle(const struct rig_daemon *daemon)
 	uint64_t until = rig_now_ns() + 8u * UINT64_C(1000000000);
 	char *text = NULL;
 
+	RIG_REQUIRE(kvp_drain(client, 0, NULL) == 0, "%s", kvp_last_error(client));
 	while (!is_settled(client, &text)) {
 		RIG_REQUIRE(rig_now_ns() < until, "%s: something is left: %s", daemon->name, text);
 		rig_sleep_ms(2);

@@ -33,7 +33,7 @@
  * and one out carry any of those in the lists. */
 typedef long any_fn(long, long, long, long, long, long, long, long);
 
-enum { FAIL_NUL, FAIL_ONE, FAIL_MAP, FAIL_UV, FAIL_POS, FAIL_UCS, FAIL_UCSP };
+enum { FAIL_NUL, FAIL_ONE, FAIL_MAP, FAIL_UV, FAIL_UVD, FAIL_POS, FAIL_UCS, FAIL_UCSP };
 
 enum fn {
 #define NUMBER(name, how, error) FN_##name,
@@ -128,6 +128,7 @@ static long failure(int how, int error)
 {
 	switch (how) {
 	case FAIL_UV:
+	case FAIL_UVD:
 		return -error;
 	case FAIL_POS:
 		return error;
@@ -145,8 +146,11 @@ static long failure(int how, int error)
 	long __wrap_##name(long a, long b, long c, long d, long e, long f, long g, long h); \
 	long __wrap_##name(long a, long b, long c, long d, long e, long f, long g, long h)  \
 	{                                                                                   \
-		if (fails(__builtin_return_address(0), FN_##name))                          \
+		if (fails(__builtin_return_address(0), FN_##name)) {                        \
+			if (FAIL_##how == FAIL_UVD)                                         \
+				(void)__real_##name(a, b, c, d, e, f, g, h);                \
 			return failure(FAIL_##how, error);                                  \
+		}                                                                           \
 		return __real_##name(a, b, c, d, e, f, g, h);                               \
 	}
 /* NOLINTNEXTLINE(readability-function-size): eight arguments stand for any */
