@@ -3,9 +3,9 @@
 # make [all]        daemon, library, kvpackctl       make tests       all test programs too
 # make check        installs missing packages, builds, runs every test (T=test_inbox: that one)
 # make demo         the same for the demo: two daemons, eight ranks, every byte checked
-# make asan         check under ASan and UBSan       make tsan        stress programs under TSan
+# make asan         check under ASan and UBSan       make tsan        threads under TSan: stress programs, daemons
 # make valgrind     Criterion tests under valgrind   make bench       all benchmarks (T=bench_x: one)
-# make torture      every allocation and foreign call fails in turn (PART=start|run|stop|gpu|ctl|verbs STRIDE=8: some)
+# make torture      every allocation and foreign call fails in turn (PART=start|run|restart|stop|gpu|ctl|verbs STRIDE=8)
 # make load         256 clients, 50,000 rooms, 256 peers: latencies, memory, limits
 # make check-rdma   RDMA verbs for real: soft RoCE in a QEMU guest, which it builds from Debian packages
 # make matrix            every state of a room x every victim x every fault (T=sample, T=want/)
@@ -18,7 +18,7 @@
 #
 # Knobs, given as make KNOB=value:
 #   CC=clang               compiler (gcc); gcc and clang are kept free of warnings
-#   SAN=address,undefined  sanitizers (none); thread is for the stress programs only
+#   SAN=address,undefined  sanitizers (none); thread is not for Criterion programs
 #   KVP_TEST=1             compiles named test points into the daemon; `make check` sets it
 #   WERROR=                warnings stay warnings (-Werror)
 #   CUDA=0                 does not look for a CUDA toolkit (auto)
@@ -235,8 +235,10 @@ run-check: tests
 	@$(RUN_ENV) tests/run.sh $(call pick,test) $(if $(T),,$(call pick,fuzz stress replay) tests/layers.sh tests/symbols.sh $(wildcard tests/check_*.sh))
 run-rdma: tests
 	@$(RUN_ENV) tests/rxe/run.sh $(if $(T),'$(T)')
-run-stress: $(call pick,stress)
-	@$(RUN_ENV) tests/run.sh $^
+# Criterion's runner does not live under TSan; daemons with their real threads do.
+TSAN_REPLAY = $(addprefix $(BUILD)/tests/replay_,sglang vllm hot faults_drain $(if $(FAKE_CUDA),gpu))
+run-stress: all $(call pick,stress) $(if $(T),,$(TSAN_REPLAY) $(FAKE_CUDA))
+	@$(RUN_ENV) tests/run.sh $(filter-out all $(FAKE_CUDA),$^)
 run-valgrind: all $(call pick,test)
 	@KVP_WRAP='valgrind -q --error-exitcode=9 --trace-children=yes --trace-children-skip=*/mount,*/umount' \
 		KVP_SLOW=10 KVP_TIMEOUT=600 $(RUN_ENV) tests/run.sh $(call pick,test)
@@ -265,8 +267,10 @@ fuzz: deps
 	@mkdir -p build/fuzz-clang/$(T) tests/corpus/$(T)
 	cd tests/corpus && ../../build/fuzz-clang/tests/fuzz_$(T) -max_total_time=$(SECS) -timeout=60 $(if $(filter session rooms,$(T)),-detect_leaks=0) -artifact_prefix=$(T)/ ../../build/fuzz-clang/$(T) $(T)
 
+# With the test points; what is there instead of CUDA, too.
 lint: deps $(PBH)
-	@echo $(C_FILES) | tr ' ' '\n' | xargs -P2 -n1 tests/tidy.sh $(CPPFLAGS_ALL) -std=gnu17 --
+	@echo $(C_FILES) | tr ' ' '\n' | xargs -P2 -n1 tests/tidy.sh $(CPPFLAGS_ALL) -DKVP_TEST=1 -std=gnu17 --
+	@tests/tidy.sh $(filter-out -DKVP_CUDA=1,$(CPPFLAGS_ALL)) -DKVP_TEST=1 -std=gnu17 -- daemon/gpu_none.c
 	@cppcheck -q -j2 --std=c11 --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
 		$$(printf '#include <sys/queue.h>\n#include <utlist.h>\n' | $(CC) -xc -M - | tr ' ' '\n' | \
 			sed -n '/queue.h\|utlist.h/s/^/--include=/p') \
