@@ -87,6 +87,8 @@ GPU_LANE_BIN := $(if $(CUDA_INC),$(patsubst %,$(BUILD)/tests/gpu/%,test_lane tes
 GPU_BIN := $(if $(CUDA_INC),$(call bin,tests/gpu/gpu_*.c)) $(GPU_LANE_BIN)
 # A driver that is none, for replay_gpu where there is no GPU.
 FAKE_CUDA := $(if $(CUDA_INC),$(BUILD)/tests/fake/libcuda.so.1)
+# A whole daemon on the RDMA device that is none, for replay_gpu_direct.
+FAKE_DAEMON := $(BUILD)/tests/fake/kvpackd
 
 PROTO_A := $(BUILD)/libkvp-proto.a
 DAEMON_A := $(BUILD)/libkvpackd.a
@@ -108,7 +110,7 @@ C_FILES = $(filter %.c,$(CH_FILES))
 all: $(PROTO_A) $(DAEMON_A) $(CLIENT_A) $(if $(CLIENT_OBJ),$(CLIENT_SO)) $(MAINS)
 	$(if $(CUDA_INC),,$(if $(filter 0,$(MAKELEVEL)),@echo "CUDA: left out ($(if $(filter 0,$(CUDA)),CUDA=0,no toolkit)); pools in host memory only"))
 
-tests: all $(TEST_BIN) $(RXE_BIN) $(GPU_BIN) $(FAKE_CUDA)
+tests: all $(TEST_BIN) $(RXE_BIN) $(GPU_BIN) $(FAKE_CUDA) $(FAKE_DAEMON)
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -155,6 +157,7 @@ $(CLIENT_SO): $(CLIENT_OBJ) $(PROTO_OBJ) $(SYMFILE)
 	$(Q)ln -sf libkvpack.so.1 $(BUILD)/libkvpack.so
 
 $(BUILD)/kvpackd: $(BUILD)/daemon/main.o $(DAEMON_A) $(PROTO_A)
+$(FAKE_DAEMON): $(BUILD)/daemon/main.o $(BUILD)/tests/fake_daemon.o $(BUILD)/tests/fake_verbs.o $(DAEMON_A) $(PROTO_A)
 $(BUILD)/kvpackctl: $(CTL_OBJ) $(CLIENT_A) $(PROTO_A)
 $(filter-out $(FAKE_GPU_BIN) $(FAKE_DIRECT_BIN),$(TEST_BIN)): $(BUILD)/%: $(BUILD)/%.o $(TEST_LIBS)
 $(FAKE_GPU_BIN): %_gpu: %.o $(BUILD)/tests/fake_gpu.o $(TEST_LIBS)
@@ -177,8 +180,9 @@ $(CRITERION_BIN) $(FAKE_GPU_BIN) $(FAKE_DIRECT_BIN): $(BUILD)/tests/slow_limits.
 $(BUILD)/tests/test_peer: EXTRA += -Wl,--wrap=calloc
 # Its driver is its own.
 $(BUILD)/tests/test_device: EXTRA += -Wl,--wrap=dlopen -Wl,--wrap=dlsym
-$(MAINS) $(TEST_BIN) $(RXE_BIN) $(GPU_BIN):
+$(MAINS) $(TEST_BIN) $(RXE_BIN) $(GPU_BIN) $(FAKE_DAEMON):
 	$(call say,LD)
+	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(EXTRA) $(LIBS)
 $(FAKE_CUDA): $(BUILD)/tests/fake_cuda.o
 	$(call say,LD)

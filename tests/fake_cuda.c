@@ -10,7 +10,8 @@
  * is "no": neither reaches the other's memory; "fails": enabling that fails; "already": somebody
  * has enabled it; "drops": what one writes to the other is lost. KVP_FAKE_CUDA_BUSY is a path:
  * while there is a file, nothing that was launched is seen to be over. KVP_FAKE_CUDA_LOST is one:
- * from the first call on that finds a file there, the GPU is lost.
+ * from the first call on that finds a file there, the GPU is lost. KVP_FAKE_CUDA_DMABUF is "no":
+ * no dma-bufs can be made.
  *
  * For the programs that play engines with real daemons. In-process tests have tests/fake_gpu.c.
  */
@@ -555,9 +556,12 @@ CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp 
 CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr addr, size_t bytes,
 				       CUmemRangeHandleType type, unsigned long long flags)
 {
+	const char *dmabuf = getenv("KVP_FAKE_CUDA_DMABUF");
 	const struct map *map;
 	CUresult res = CUDA_ERROR_INVALID_VALUE;
 
+	if (dmabuf && strcmp(dmabuf, "no") == 0)
+		return CUDA_ERROR_NOT_SUPPORTED;
 	if (type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || flags || addr % 4096 || bytes % 4096)
 		return res;
 	pthread_mutex_lock(&lock);
@@ -817,9 +821,22 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
 	(void)device;
 	*value = attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ||
 		 attribute == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED;
+	/* It sees by itself what a NIC writes, and can be told to look. */
+	if (attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)
+		*value = CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
+	if (attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS)
+		*value = CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST;
 	if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
 		*value = 9;
 	return CUDA_SUCCESS;
+}
+
+CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target,
+				    CUflushGPUDirectRDMAWritesScope scope)
+{
+	(void)target;
+	(void)scope;
+	return is_lost();
 }
 
 /* It sits in no slot. */

@@ -162,7 +162,7 @@ static void daemon_exec(const struct rig_daemon *daemon, const char *config)
 	char program[4096];
 	int fd;
 
-	rig_program(program, sizeof(program), "kvpackd");
+	rig_program(program, sizeof(program), daemon->program ? daemon->program : "kvpackd");
 	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
 	fd = open(daemon->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 	if (fd < 0 || dup2(fd, 1) < 0 || dup2(fd, 2) < 0)
@@ -230,6 +230,7 @@ struct rig_daemon *rig_daemon_start(struct rig *rig, const char *name, const cha
 	snprintf(daemon->log, sizeof(daemon->log), "%s/%s.log", dir, name);
 	daemon->timing = rig->timing;
 	daemon->alone = rig->alone;
+	daemon->program = rig->program;
 	rig_daemon_restart(daemon, extra);
 	rig->n_daemons++;
 	return daemon;

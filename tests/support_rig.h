@@ -42,7 +42,8 @@ struct rig_daemon {
 	char log[128];
 	const char *timing;
 	bool alone; /* it has no peers */
-	pid_t pid;  /* 0: not running */
+	const char *program;
+	pid_t pid; /* 0: not running */
 };
 
 struct rig_rank {
@@ -55,8 +56,9 @@ struct rig {
 	struct rig_daemon daemons[RIG_DAEMONS];
 	struct rig_rank ranks[RIG_RANKS];
 	uint32_t n_daemons, n_ranks;
-	bool alone;         /* daemons started from now on have no peers, and no transport */
-	const char *timing; /* lines of [peer] of daemons started from now on; NULL: short ones */
+	bool alone;          /* daemons started from now on have no peers, and no transport */
+	const char *program; /* of daemons started from now on; NULL: kvpackd */
+	const char *timing;  /* lines of [peer] of daemons started from now on; NULL: short ones */
 	_Atomic uint64_t *stages; /* [RIG_STAGES] shared by all processes of the scenario */
 };
 
