@@ -259,6 +259,14 @@ static const size_t msg_bytes[] = {
 	[KVP_WIRE_WRITTEN] = sizeof(struct kvp_wire_written),
 };
 
+/* Is it as long as such a message? */
+static bool is_whole(const union kvp_wire_msg *msg, size_t bytes)
+{
+	if (msg->head.type == KVP_WIRE_GRANT && bytes == KVP_WIRE_GRANT_LANDING_BYTES)
+		return msg->grant.mode == KVP_WIRE_LANDING;
+	return msg_bytes[msg->head.type] == bytes;
+}
+
 /* Copies a header into aligned memory; returns its type, 0 if it is none of ours. */
 static unsigned parse(union kvp_wire_msg *msg, const void *hdr, size_t bytes)
 {
@@ -271,7 +279,7 @@ static unsigned parse(union kvp_wire_msg *msg, const void *hdr, size_t bytes)
 	memcpy(msg, hdr, bytes);
 	type = msg->head.type;
 	if (msg->head.magic != KVP_WIRE_MAGIC || type >= KVP_ARRAY_SIZE(msg_bytes) ||
-	    msg_bytes[type] != bytes)
+	    !is_whole(msg, bytes))
 		return 0;
 	return type;
 }

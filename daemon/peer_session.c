@@ -227,7 +227,13 @@ static void hello_answered(struct kvp_peer *peer, const Kvp__PeerHello *hello)
 	if (hello->version < own_versions[0] || hello->version > own_versions[1]) {
 		Kvp__Status status = hello->status ? hello->status : KVP__STATUS__STATUS_VERSION;
 
-		kvp_peer_end(peer, status, "refused the session: %s", hello->text);
+		if (hello->version)
+			kvp_peer_end(peer, status, "chose version %u.%u, of %u.%u to %u.%u",
+				     hello->version >> 16, hello->version & 0xffff,
+				     own_versions[0] >> 16, own_versions[0] & 0xffff,
+				     own_versions[1] >> 16, own_versions[1] & 0xffff);
+		else
+			kvp_peer_end(peer, status, "refused the session: %s", hello->text);
 		return;
 	}
 	hello_take(peer, hello);

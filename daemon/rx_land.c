@@ -75,7 +75,7 @@ static bool piece_grant(struct kvp_rx_leg *leg)
 		.mode = KVP_WIRE_LANDING,
 	};
 	memcpy(msg.key, &lane->land_keys[key_of(lane, piece, slot)], sizeof(msg.key));
-	if (kvp_link_send(leg->link, &msg, sizeof(msg)) < 0) {
+	if (kvp_link_send(leg->link, &msg, KVP_WIRE_GRANT_LANDING_BYTES) < 0) {
 		kvp_ring_put(&lane->land, slot);
 		return false;
 	}

@@ -107,9 +107,12 @@ struct kvp_wire_grant {
 	uint32_t slot;
 	uint32_t mode;   /* enum kvp_wire_mode */
 	uint8_t key[32]; /* how the transport reaches the slot, if it needs to know */
+	/* LANDING: the message ends here, as daemons that know no direct mode have it. */
 	uint32_t n_runs; /* DIRECT: that follow; `slot` then only names the piece in WRITTEN */
 	uint32_t zero;
 };
+
+#define KVP_WIRE_GRANT_LANDING_BYTES offsetof(struct kvp_wire_grant, n_runs)
 
 /* The payload follows: the whole piece, or one row of one entry at its place in the piece; rows
  * come in the order of the layout. */
@@ -189,6 +192,7 @@ static_assert(offsetof(struct kvp_wire_want, pieces) == 112, "layout");
 static_assert(offsetof(struct kvp_wire_want, segment) == 124, "layout");
 static_assert(offsetof(struct kvp_wire_want, bytes) == 144, "layout");
 static_assert(sizeof(struct kvp_wire_grant) == 80, "layout");
+static_assert(KVP_WIRE_GRANT_LANDING_BYTES == 72, "layout");
 static_assert(sizeof(struct kvp_wire_data) == 40, "layout");
 static_assert(sizeof(struct kvp_wire_landed) == 16, "layout");
 static_assert(sizeof(struct kvp_wire_return) == 24, "layout");

@@ -25,6 +25,7 @@
 #include "proto/packet.h"
 #include "proto/peer_msg.h"
 #include "tests/support_faults.h"
+#include "tests/support_old.h"
 
 #define RECORDS 32u
 #define ROOM 42u
@@ -35,6 +36,8 @@
 #define BYTES ((size_t)PAGES * PAGE * ROW)
 #define V1_0 KVP_PROTO_VERSION(1u, 0u)
 #define V1_2 KVP_PROTO_VERSION(1u, 2u)
+
+static const uint8_t unknown_field[] = { 0xa0, 0x06, 0x01 }; /* 100, a varint */
 
 struct record {
 	char dir;
@@ -248,10 +251,12 @@ struct old_daemon {
 	char path[100];
 	struct recording rec;
 	int listener;
+	bool newer;  /* what it says is that of a newer one */
+	bool beyond; /* and instead of its second answer it says what nobody knows */
 };
 
 /* A request of the library: as the older one made it, but for the version range of hello. */
-static void old_daemon_take(int fd, const struct record *record)
+static void old_daemon_take(int fd, const struct record *record, bool newer)
 {
 	static uint8_t buf[KVP_LIMIT_PACKET];
 	Kvp__ClientMsg *msg;
@@ -261,16 +266,37 @@ static void old_daemon_take(int fd, const struct record *record)
 
 	readable(fd);
 	n = kvp_packet_recv(fd, buf, sizeof(buf), fds, &n_fds, KVP_LIMIT_FDS);
-	RIG_REQUIRE(n > 0 && n_fds == record->n_fds);
+	RIG_REQUIRE(n > 0 && (newer || n_fds == record->n_fds));
 	while (n_fds)
 		(void)close(fds[--n_fds]);
 	msg = kvp__client_msg__unpack(NULL, (size_t)n, buf);
 	RIG_REQUIRE(msg);
-	if (msg->body_case != KVP__CLIENT_MSG__BODY_HELLO)
+	if (msg->body_case != KVP__CLIENT_MSG__BODY_HELLO && !newer)
 		RIG_REQUIRE((size_t)n == record->len && !memcmp(buf, record->data, record->len),
 			    "request %llu is not what an older daemon knows",
 			    (unsigned long long)msg->id);
 	kvp__client_msg__free_unpacked(msg, NULL);
+}
+
+/* A newer one says more in all it says. */
+static void newer_daemon_says(int fd, const struct record *record, int pidfd)
+{
+	Kvp__DaemonMsg *msg = kvp__daemon_msg__unpack(NULL, record->len, record->data);
+	uint8_t buf[4096];
+	size_t n;
+
+	RIG_REQUIRE(msg);
+	if (msg->body_case == KVP__DAEMON_MSG__BODY_REPLY && msg->reply->hello) {
+		msg->reply->hello->version = KVP_PROTO_VERSION_MAX;
+		msg->reply->hello->features = UINT64_C(1) << 63;
+	}
+	n = kvp__daemon_msg__get_packed_size(msg);
+	RIG_REQUIRE(n + sizeof(unknown_field) <= sizeof(buf));
+	kvp__daemon_msg__pack(msg, buf);
+	memcpy(buf + n, unknown_field, sizeof(unknown_field));
+	RIG_REQUIRE(kvp_packet_send(fd, buf, n + sizeof(unknown_field), &pidfd, record->n_fds) ==
+		    0);
+	kvp__daemon_msg__free_unpacked(msg, NULL);
 }
 
 static void old_daemon_serve(void *arg)
@@ -285,21 +311,32 @@ static void old_daemon_serve(void *arg)
 		int pidfd = -1;
 
 		if (record->dir == 'c') {
-			old_daemon_take(fd, record);
+			old_daemon_take(fd, record, old->newer);
 			continue;
 		}
 		if (record->n_fds)
 			pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
-		RIG_REQUIRE(kvp_packet_send(fd, record->data, record->len, &pidfd, record->n_fds) ==
-			    0);
+		if (old->beyond && i > 1) {
+			static const uint8_t unknown[] = { 0xe2, 0x03, 0x00 }; /* 60, empty */
+
+			RIG_REQUIRE(kvp_packet_send(fd, unknown, sizeof(unknown), NULL, 0) == 0);
+			return;
+		}
+		if (old->newer)
+			newer_daemon_says(fd, record, pidfd);
+		else
+			RIG_REQUIRE(kvp_packet_send(fd, record->data, record->len, &pidfd,
+						    record->n_fds) == 0);
 	}
 }
 
-static pid_t old_daemon_start(struct rig *rig, struct old_daemon *old, const char *name)
+static pid_t old_daemon_start(struct rig *rig, struct old_daemon *old, const char *name, bool newer)
 {
 	struct sockaddr_un addr = { .sun_family = AF_UNIX };
 
-	recording_read(&old->rec, name);
+	recording_read(&old->rec, strcmp(name, "beyond") ? name : "prefill");
+	old->newer = newer;
+	old->beyond = !strcmp(name, "beyond");
 	snprintf(old->path, sizeof(old->path), "%s/%s", rig->dir, name);
 	snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", old->path);
 	old->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -366,6 +403,8 @@ static void library_submit(struct kvp_client *client, kvp_room_id id)
 	RIG_CALL(client, kvp_submit(client, id, &chunk, NULL, NULL, NULL));
 }
 
+static uint32_t offer_ms; /* of expectations; 0: the daemon's */
+
 static kvp_room_id library_expect(struct kvp_client *client, uint32_t pool, const char *address)
 {
 	struct kvp_side_desc side = { .page = PAGE, .dcp_size = 2, .dcp_rank = 1, .interleave = 1 };
@@ -382,26 +421,27 @@ static kvp_room_id library_expect(struct kvp_client *client, uint32_t pool, cons
 	expect.senders = &sender;
 	expect.n_senders = 1;
 	expect.end = TOKENS;
+	expect.timers.offer_ms = offer_ms;
 	RIG_CALL(client, kvp_expect(client, &expect, NULL, NULL, &id));
 	return id;
 }
 
 /* What it can do that 1.0 could not is refused here, in words, and never sent. */
-static void library_ends(struct kvp_client *client, kvp_room_id id, pid_t pid)
+static void library_ends(struct kvp_client *client, kvp_room_id id, pid_t pid, bool newer)
 {
 	RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, FAULT_SECS).complete);
-	RIG_REQUIRE(kvp_drain(client, 1, "x") == -EREMOTEIO &&
-		    kvp_last_status(client) == KVP_STATUS_UNSUPPORTED &&
-		    strstr(kvp_last_error(client), "1.0"));
+	RIG_REQUIRE(newer || (kvp_drain(client, 1, "x") == -EREMOTEIO &&
+			      kvp_last_status(client) == KVP_STATUS_UNSUPPORTED &&
+			      strstr(kvp_last_error(client), "1.0")));
 	kvp_client_close(client);
 	fault_kill(pid);
 }
 
-static void old_daemons(struct rig *rig)
+static void serve_by_hand(struct rig *rig, bool newer)
 {
 	struct old_daemon prefill, decode;
-	pid_t pids[2] = { old_daemon_start(rig, &prefill, "prefill"),
-			  old_daemon_start(rig, &decode, "decode") };
+	pid_t pids[2] = { old_daemon_start(rig, &prefill, "prefill", newer),
+			  old_daemon_start(rig, &decode, "decode", newer) };
 	struct kvp_client *client;
 	char address[16] = "";
 	uint32_t pool;
@@ -412,11 +452,39 @@ static void old_daemons(struct rig *rig)
 	client = library(prefill.path, "prefill", fd, &pool);
 	id = library_open(client, pool);
 	library_submit(client, id);
-	library_ends(client, id, pids[0]);
+	library_ends(client, id, pids[0], newer);
 	memcpy(address, recorded_address(&decode.rec), 15);
 	client = library(decode.path, "decode", fd, &pool);
 	id = library_expect(client, pool, address);
-	library_ends(client, id, pids[1]);
+	library_ends(client, id, pids[1], newer);
+}
+
+static void old_daemons(struct rig *rig)
+{
+	serve_by_hand(rig, false);
+}
+
+static void newer_daemons(struct rig *rig)
+{
+	serve_by_hand(rig, true);
+}
+
+/* What the agreed version does not have is no answer, and no end without words. */
+static void newer_daemon_goes_beyond(struct rig *rig)
+{
+	struct old_daemon daemon;
+	pid_t pid = old_daemon_start(rig, &daemon, "beyond", true);
+	struct kvp_client_options options = KVP_CLIENT_OPTIONS_INIT;
+	struct kvp_client *client;
+
+	options.socket = daemon.path;
+	options.name = "prefill";
+	options.timeout_ms = 2000;
+	RIG_REQUIRE(kvp_client_open(&client, &options) == 0, "%s", kvp_last_error(NULL));
+	RIG_REQUIRE(kvp_drain(client, 1, "x") < 0 && kvp_last_error(client)[0]);
+	RIG_REQUIRE((int)kvp_last_status(client) != 0, "%s", kvp_last_error(client));
+	kvp_client_close(client);
+	fault_kill(pid);
 }
 
 /* ---- old peers ------------------------------------------------------------------------------ */
@@ -597,9 +665,239 @@ static void old_decode_without_sums(struct rig *rig)
 	}
 }
 
-/* ---- newer ones ----------------------------------------------------------------------------- */
+/* ---- whole transfers with old peers --------------------------------------------------------- */
 
-static const uint8_t unknown_field[] = { 0xa0, 0x06, 0x01 }; /* 100, a varint */
+#define PIECE_ROWS (TOKENS / 2)
+#define PIECE_BYTES ((size_t)PIECE_ROWS * ROW)
+
+/* The piece as it lies in a slot: the rows that decode's rank owns, in the order of positions. */
+static uint8_t *piece_of(const uint8_t *src)
+{
+	uint8_t *piece = malloc(PIECE_BYTES);
+	uint32_t pos;
+
+	RIG_REQUIRE(piece);
+	for (pos = 1; pos < TOKENS; pos += 2)
+		memcpy(piece + (size_t)(pos / 2) * ROW,
+		       src + ((size_t)(31 - pos / PAGE) * PAGE + pos % PAGE) * ROW, ROW);
+	return piece;
+}
+
+static Kvp__PeerMsg *recorded(struct recording *rec, char dir, uint32_t i,
+			      Kvp__PeerMsg__BodyCase body)
+{
+	const struct record *record = nth(rec, dir, i);
+	Kvp__PeerMsg *msg = kvp__peer_msg__unpack(NULL, record->len, record->data);
+
+	RIG_REQUIRE(msg && msg->body_case == body);
+	return msg;
+}
+
+/* As it is, or as a newer speaker has it: with a field that nobody knows. */
+static void frame_pack(int fd, Kvp__PeerMsg *msg, bool newer)
+{
+	uint8_t buf[4096 + KVP_NET_ADDR_MAX];
+	size_t n = kvp__peer_msg__get_packed_size(msg);
+
+	RIG_REQUIRE(n + sizeof(unknown_field) <= sizeof(buf));
+	kvp__peer_msg__pack(msg, buf);
+	memcpy(buf + n, unknown_field, sizeof(unknown_field));
+	frame_send(fd, buf, (uint32_t)(n + (newer ? sizeof(unknown_field) : 0)));
+}
+
+/* The recorded hello; of a newer speaker with its range, and features that nobody knows. */
+static void hello_send(int fd, struct recording *rec, char dir, bool newer)
+{
+	Kvp__PeerMsg *msg = recorded(rec, dir, 0, KVP__PEER_MSG__BODY_HELLO);
+
+	if (newer) {
+		msg->hello->version_max = V1_2;
+		msg->hello->features = UINT64_C(1) << 63;
+		if (dir == 'd')
+			msg->hello->version = KVP_PROTO_VERSION_MAX;
+	}
+	frame_pack(fd, msg, newer);
+	kvp__peer_msg__free_unpacked(msg, NULL);
+}
+
+/* The recorded message, with the address of a lane that lives now in place of the recorded one. */
+static void with_lane(ProtobufCBinaryData *address, struct old_lane *lane)
+{
+	free(address->data);
+	address->data = malloc(lane->address_bytes);
+	RIG_REQUIRE(address->data);
+	address->len = lane->address_bytes;
+	memcpy(address->data, lane->address, lane->address_bytes);
+}
+
+/* Keeps the session alive: daemons beat their hearts since the first one. */
+static void beat(int fd, bool newer)
+{
+	Kvp__PeerMsg msg = KVP__PEER_MSG__INIT;
+	Kvp__Heartbeat body = KVP__HEARTBEAT__INIT;
+
+	msg.body_case = KVP__PEER_MSG__BODY_HEARTBEAT;
+	msg.heartbeat = &body;
+	frame_pack(fd, &msg, newer);
+}
+
+static void hear_leg(int fd, Kvp__PeerMsg__BodyCase body)
+{
+	Kvp__PeerMsg *msg = frame_hear(fd);
+
+	RIG_REQUIRE(msg->body_case == body, "%d, not %d: %s", (int)msg->body_case, (int)body,
+		    msg->body_case == KVP__PEER_MSG__BODY_ABORT ? msg->abort->text : "");
+	kvp__peer_msg__free_unpacked(msg, NULL);
+}
+
+/* Whoever is played by hand may be slow. */
+static struct rig_daemon *by_hand_daemon(struct rig *rig, const char *name)
+{
+	rig->timing = "lost_after = 20s\n";
+	return rig_daemon_start(rig, name, NULL);
+}
+
+/* What it sends with the want is not used: it grants, in the form of 1.0, and gets the rows. */
+static void old_decode_lands(struct old_lane *lane, const uint8_t *from)
+{
+	union kvp_wire_msg want = old_lane_hear(lane, KVP_WIRE_WANT);
+	struct kvp_wire_grant grant = { .head = kvp_wire_head(KVP_WIRE_GRANT),
+					.cookie = want.want.cookie,
+					.token = 4711,
+					.slot_bytes = 1 << 20,
+					.mode = KVP_WIRE_LANDING };
+	struct kvp_wire_landed landed = { .head = kvp_wire_head(KVP_WIRE_LANDED),
+					  .cookie = want.want.cookie };
+	uint8_t *piece = piece_of(from);
+
+	RIG_REQUIRE(want.want.bytes == PIECE_BYTES && want.want.pieces == 1 && want.want.last == 1);
+	old_lane_say(lane, &grant, OLD_GRANT_BYTES, NULL, 0);
+	old_lane_land(lane);
+	RIG_REQUIRE(lane->payload_bytes == PIECE_BYTES &&
+			    !memcmp(lane->payload, piece, PIECE_BYTES),
+		    "rows for an older peer");
+	old_lane_say(lane, &landed, sizeof(landed), NULL, 0);
+	free(piece);
+}
+
+static void decode_whole(struct rig *rig, bool newer)
+{
+	struct rig_daemon *prefill = by_hand_daemon(rig, "prefill");
+	struct kvp_client *client;
+	struct recording rec;
+	struct old_lane lane;
+	Kvp__PeerMsg *msg, *offer;
+	uint32_t pool;
+	kvp_room_id id;
+	int fd, from_fd;
+	uint8_t *from = source(&from_fd);
+
+	recording_read(&rec, "peer");
+	old_lane_open(&lane);
+	client = library(prefill->socket, "prefill", from_fd, &pool);
+	id = library_open(client, pool);
+	library_submit(client, id);
+	fd = tcp_dial(prefill->address);
+	hello_send(fd, &rec, 'c', newer);
+	hear_leg(fd, KVP__PEER_MSG__BODY_HELLO);
+	offer = recorded(&rec, 'c', 1, KVP__PEER_MSG__BODY_OFFER);
+	with_lane(&offer->offer->lane_address, &lane);
+	frame_pack(fd, offer, newer);
+	kvp__peer_msg__free_unpacked(offer, NULL);
+	msg = frame_hear(fd);
+	RIG_REQUIRE(msg->body_case == KVP__PEER_MSG__BODY_ACCEPT);
+	old_lane_connect(&lane, msg->accept->lane_address.data, msg->accept->lane_address.len);
+	kvp__peer_msg__free_unpacked(msg, NULL);
+	beat(fd, newer);
+	frame_send(fd, nth(&rec, 'c', 2)->data, nth(&rec, 'c', 2)->len); /* go */
+	old_decode_lands(&lane, from);
+	frame_send(fd, nth(&rec, 'c', 3)->data, nth(&rec, 'c', 3)->len); /* end */
+	RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, FAULT_SECS).complete);
+	hear_leg(fd, KVP__PEER_MSG__BODY_DRAINED);
+	(void)close(fd);
+	old_lane_close(&lane);
+	kvp_client_close(client);
+}
+
+/* It wants as 1.0 did, without the first piece, and knows no grant but that of 72 bytes. */
+static void old_prefill_sends(struct old_lane *lane, uint64_t generation, const uint8_t *from)
+{
+	struct kvp_wire_want want = { .head = kvp_wire_head(KVP_WIRE_WANT),
+				      .generation = generation,
+				      .cookie = 815,
+				      .tokens = TOKENS,
+				      .entry_set = { 1 },
+				      .pieces = 1,
+				      .last = 1,
+				      .kind = KVP_WIRE_ROWS,
+				      .bytes = PIECE_BYTES };
+	struct kvp_wire_data data = { .head = kvp_wire_head(KVP_WIRE_DATA), .total = PIECE_BYTES };
+	uint8_t *piece = piece_of(from);
+	union kvp_wire_msg msg;
+
+	old_lane_say(lane, &want, sizeof(want), NULL, 0);
+	msg = old_lane_hear(lane, KVP_WIRE_GRANT);
+	RIG_REQUIRE(msg.grant.cookie == want.cookie && msg.grant.mode == KVP_WIRE_LANDING);
+	data.token = msg.grant.token;
+	data.slot = msg.grant.slot;
+	old_lane_say(lane, &data, sizeof(data), piece, PIECE_BYTES);
+	RIG_REQUIRE(old_lane_hear(lane, KVP_WIRE_LANDED).landed.cookie == want.cookie);
+	free(piece);
+}
+
+static void prefill_whole(struct rig *rig, bool newer)
+{
+	struct rig_daemon *decode = by_hand_daemon(rig, "decode");
+	char address[64];
+	int listener = tcp_listen(address, sizeof(address)), fd, from_fd, to_fd;
+	uint8_t *from = source(&from_fd), *to = memory(&to_fd);
+	struct kvp_client *client;
+	struct recording rec;
+	struct old_lane lane;
+	Kvp__PeerMsg *msg, *accept_msg;
+	uint32_t pool;
+	kvp_room_id id;
+
+	recording_read(&rec, "peer");
+	old_lane_open(&lane);
+	client = library(decode->socket, "decode", to_fd, &pool);
+	id = library_expect(client, pool, address);
+	fd = accept(listener, NULL, NULL);
+	RIG_REQUIRE(fd >= 0);
+	hear_leg(fd, KVP__PEER_MSG__BODY_HELLO);
+	hello_send(fd, &rec, 'd', newer);
+	msg = frame_hear(fd);
+	RIG_REQUIRE(msg->body_case == KVP__PEER_MSG__BODY_OFFER);
+	old_lane_connect(&lane, msg->offer->lane_address.data, msg->offer->lane_address.len);
+	accept_msg = recorded(&rec, 'd', 1, KVP__PEER_MSG__BODY_ACCEPT);
+	accept_msg->accept->leg->generation = msg->offer->leg->generation;
+	with_lane(&accept_msg->accept->lane_address, &lane);
+	frame_pack(fd, accept_msg, newer);
+	beat(fd, newer);
+	hear_leg(fd, KVP__PEER_MSG__BODY_GO);
+	old_prefill_sends(&lane, msg->offer->leg->generation, from);
+	hear_leg(fd, KVP__PEER_MSG__BODY_END);
+	kvp__peer_msg__free_unpacked(msg, NULL);
+	kvp__peer_msg__free_unpacked(accept_msg, NULL);
+	RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, FAULT_SECS).complete);
+	check_rows(from, to);
+	(void)close(fd);
+	(void)close(listener);
+	old_lane_close(&lane);
+	kvp_client_close(client);
+}
+
+static void old_decode_whole(struct rig *rig)
+{
+	decode_whole(rig, false);
+}
+
+static void old_prefill_whole(struct rig *rig)
+{
+	prefill_whole(rig, false);
+}
+
+/* ---- newer ones ----------------------------------------------------------------------------- */
 
 /* A hello with that range, unknown features and an unknown field; returns the answer. */
 static Kvp__DaemonMsg *newer_hello(struct talker *talker, uint32_t min, uint32_t max)
@@ -692,6 +990,108 @@ static void newer_peer(struct rig *rig)
 	(void)close(fd);
 }
 
+/* Newer ones that are as careful as they have to be: everything comes through. */
+static void newer_decode_whole(struct rig *rig)
+{
+	decode_whole(rig, true);
+}
+
+static void newer_prefill_whole(struct rig *rig)
+{
+	prefill_whole(rig, true);
+}
+
+/* The prefill daemon that we dial has no version for us, or takes one that we have not named: the
+ * room is told so when its time is over. Nothing is taken for a version of ours. */
+static void newer_prefill_refuses(struct rig *rig)
+{
+	static const char *const words[] = { "1.2 to 1.2", "chose version 1.2, of 1.0 to 1.1" };
+	struct rig_daemon *decode = by_hand_daemon(rig, "decode");
+	char address[64];
+	int listener, to_fd;
+	struct kvp_client *client;
+	struct recording rec;
+	uint32_t pool;
+
+	(void)memory(&to_fd);
+	recording_read(&rec, "peer");
+	client = library(decode->socket, "decode", to_fd, &pool);
+	offer_ms = 1000;
+	for (uint32_t i = 0; i < 2; i++) {
+		Kvp__PeerMsg *msg = recorded(&rec, 'd', 0, KVP__PEER_MSG__BODY_HELLO);
+		struct kvp_room_state state;
+		kvp_room_id id;
+		int fd;
+
+		listener = tcp_listen(address, sizeof(address));
+		id = library_expect(client, pool, address);
+		fd = accept(listener, NULL, NULL);
+
+		RIG_REQUIRE(fd >= 0);
+		hear_leg(fd, KVP__PEER_MSG__BODY_HELLO);
+		msg->hello->version_min = msg->hello->version_max = V1_2;
+		msg->hello->version = i == 0 ? 0 : V1_2;
+		if (i == 0) {
+			msg->hello->status = KVP__STATUS__STATUS_VERSION;
+			msg->hello->text = strdup("this daemon speaks 1.2 to 1.2, the other 1.0 "
+						  "to 1.1");
+		}
+		frame_pack(fd, msg, true);
+		kvp__peer_msg__free_unpacked(msg, NULL);
+		state = rig_await(client, id, KVP_WAIT_RELEASED, FAULT_SECS);
+		RIG_REQUIRE(state.failed && !state.complete && strstr(state.reason, words[i]),
+			    "%s: %s", kvp_status_name(state.status), state.reason);
+		kvp_room_forget(client, id);
+		(void)close(fd);
+		(void)close(listener);
+	}
+	kvp_client_close(client);
+}
+
+/* A message that the agreed version does not have ends that session, with its room and a reason,
+ * and nothing else: the daemon goes on to serve. */
+static void newer_prefill_goes_beyond(struct rig *rig)
+{
+	static const uint8_t unknown_message[] = { 0xe2, 0x03, 0x00 }; /* 60, empty */
+	struct rig_daemon *decode = by_hand_daemon(rig, "decode");
+	char address[64];
+	int listener = tcp_listen(address, sizeof(address)), to_fd, fd;
+	struct kvp_client *client;
+	struct kvp_room_state state;
+	struct recording rec;
+	struct old_lane lane;
+	Kvp__PeerMsg *msg, *accept_msg;
+	uint32_t pool;
+	kvp_room_id id;
+
+	(void)memory(&to_fd);
+	old_lane_open(&lane);
+	recording_read(&rec, "peer");
+	client = library(decode->socket, "decode", to_fd, &pool);
+	id = library_expect(client, pool, address);
+	fd = accept(listener, NULL, NULL);
+	RIG_REQUIRE(fd >= 0);
+	hear_leg(fd, KVP__PEER_MSG__BODY_HELLO);
+	hello_send(fd, &rec, 'd', true);
+	msg = frame_hear(fd);
+	RIG_REQUIRE(msg->body_case == KVP__PEER_MSG__BODY_OFFER);
+	accept_msg = recorded(&rec, 'd', 1, KVP__PEER_MSG__BODY_ACCEPT);
+	accept_msg->accept->leg->generation = msg->offer->leg->generation;
+	with_lane(&accept_msg->accept->lane_address, &lane);
+	frame_pack(fd, accept_msg, true);
+	kvp__peer_msg__free_unpacked(msg, NULL);
+	kvp__peer_msg__free_unpacked(accept_msg, NULL);
+	hear_leg(fd, KVP__PEER_MSG__BODY_GO);
+	frame_send(fd, unknown_message, sizeof(unknown_message));
+	state = rig_await(client, id, KVP_WAIT_RELEASED, FAULT_SECS);
+	RIG_REQUIRE(state.failed && !state.complete && state.reason[0], "%s",
+		    kvp_status_name(state.status));
+	(void)close(fd);
+	(void)close(listener);
+	old_lane_close(&lane);
+	kvp_client_close(client);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct rig_scenario scenarios[] = {
@@ -700,6 +1100,14 @@ int main(int argc, char **argv)
 		{ "old_decode_peer", old_decode_peer },
 		{ "old_prefill_peer", old_prefill_peer },
 		{ "old_decode_without_sums", old_decode_without_sums },
+		{ "old_decode_whole", old_decode_whole },
+		{ "old_prefill_whole", old_prefill_whole },
+		{ "newer_daemons", newer_daemons },
+		{ "newer_daemon_goes_beyond", newer_daemon_goes_beyond },
+		{ "newer_decode_whole", newer_decode_whole },
+		{ "newer_prefill_whole", newer_prefill_whole },
+		{ "newer_prefill_refuses", newer_prefill_refuses },
+		{ "newer_prefill_goes_beyond", newer_prefill_goes_beyond },
 		{ "newer_client", newer_client },
 		{ "newer_peer", newer_peer },
 	};
