@@ -376,6 +376,70 @@ static void late_answers(struct rig *rig)
 	device_free(mem.addr);
 }
 
+/* ---- owners that are gone before their memory is mapped -------------------------------------- */
+
+/* Sends its registration to a daemon that is stopped, and dies. */
+static void hasty(void *arg)
+{
+	const struct death *death = arg;
+	struct kvp_client_options options = KVP_CLIENT_OPTIONS_INIT;
+	struct kvp_pool_desc desc = KVP_POOL_DESC_INIT;
+	struct kvp_mem mem = { .kind = KVP_MEM_DEVICE, .fd = -1 };
+	struct rig_pool pool = { 0 };
+	struct kvp_client *client;
+
+	options.socket = death->daemon->socket;
+	options.timeout_ms = 1000;
+	RIG_REQUIRE(kvp_client_open(&client, &options) == 0);
+	(void)rig_pool_entry(&pool, 0, ROW, PAGE, PAGES);
+	device_pool_allocate(&pool, "hasty", 1, death->round % 2 ? DEVICE_CHUNKS : DEVICE_IPC);
+	mem.addr = pool.device;
+	mem.bytes = pool.bytes;
+	desc.entries = pool.entries;
+	desc.n_entries = desc.n_mems = 1;
+	desc.mems = &mem;
+	rig_stage_set(death->rig, STAGE_HELD, 2 * death->round + 1);
+	rig_stage_wait(death->rig, STAGE_HELD, 2 * death->round + 2, SECS);
+	RIG_REQUIRE(kvp_pool_register(client, &desc, &pool.id) == -ETIMEDOUT);
+	(void)raise(SIGKILL);
+}
+
+/* A pool comes and goes. */
+static void probe(void *arg)
+{
+	const struct death *death = arg;
+	struct end end;
+
+	end_make(&end, death->daemon, DEVICE_IPC, 1);
+	end_close(&end);
+}
+
+/* Its end is there as soon as its pool: the lane may still be mapping that. */
+static void hasty_owners(struct rig *rig)
+{
+	struct death death = { .rig = rig, .daemon = rig_daemon_start(rig, "node", CONFIG) };
+	int status;
+	pid_t pid;
+
+	for (death.round = 0; death.round < 2; death.round++) {
+		pid = fork();
+		RIG_REQUIRE(pid >= 0);
+		if (pid == 0) {
+			hasty(&death);
+			_exit(1);
+		}
+		rig_stage_wait(rig, STAGE_HELD, 2 * death.round + 1, SECS);
+		RIG_REQUIRE(kill(death.daemon->pid, SIGSTOP) == 0);
+		rig_stage_set(rig, STAGE_HELD, 2 * death.round + 2);
+		RIG_REQUIRE(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status));
+		RIG_REQUIRE(kill(death.daemon->pid, SIGCONT) == 0);
+		/* Behind it in the daemon's queue, and served. */
+		rig_rank_start(rig, "probe", probe, &death);
+		rig_ranks_join(rig, SECS);
+		nothing_left(death.daemon);
+	}
+}
+
 /* ---- the same address ------------------------------------------------------------------------ */
 
 static void paused(void *arg, enum kvp_status status, const char *text)
@@ -442,6 +506,7 @@ int main(int argc, char **argv)
 		{ "words", words },
 		{ "producers that die", deaths },
 		{ "late answers", late_answers },
+		{ "owners in a hurry", hasty_owners },
 		{ "the same address", same_address },
 	};
 
