@@ -18,6 +18,7 @@
 #include "proto/util.h"
 
 #define RUN_DIR "/run/kvpack"
+#define SOCKET_PATH 108u /* sun_path, with its end */
 #define TIMEOUT_MS 5000u
 
 enum { EXIT_OK = 0, EXIT_WRONG = 1, EXIT_USAGE = 2, EXIT_NO_DAEMON = 3, EXIT_REFUSED = 4 };
@@ -240,7 +241,7 @@ static int ask_instances(const struct options *options)
 static int run(const struct options *options)
 {
 	const char *env = getenv("KVPACK_SOCKET");
-	char path[108];
+	char path[SOCKET_PATH];
 	char *one = path;
 
 	if (options->socket)
@@ -313,6 +314,18 @@ static int take_argument(struct options *options, const char *operand)
 	return EXIT_OK;
 }
 
+static int check_instance(const char *name)
+{
+	const size_t max = SOCKET_PATH - sizeof(RUN_DIR "//sock");
+
+	if (strchr(name, '/'))
+		return usage("--instance is a name, not ", name);
+	if (strlen(name) > max)
+		return fail(EXIT_USAGE, "--instance %s: %zu bytes, at most %zu (kvpackctl --help)",
+			    name, strlen(name), max);
+	return EXIT_OK;
+}
+
 static int take_option(struct options *options, int opt)
 {
 	switch (opt) {
@@ -324,7 +337,7 @@ static int take_option(struct options *options, int opt)
 		return EXIT_OK;
 	case 'i':
 		options->instance = optarg;
-		return strchr(optarg, '/') ? usage("--instance is a name, not ", optarg) : EXIT_OK;
+		return check_instance(optarg);
 	case 'l':
 		options->label = optarg;
 		return EXIT_OK;

@@ -50,6 +50,43 @@ static uint32_t most_of_process(const struct kvp_server *server)
 	return n;
 }
 
+#define USERS 64u /* that are looked at: of more, those that came first */
+
+/* Of the user who may have the fewest more. */
+static struct gauge most_of_user(const struct kvp_server *server)
+{
+	struct gauge most = { "max_sessions of a user", "user", 0, 0, server->refused_user };
+	struct user {
+		uint32_t uid, n;
+	} users[USERS];
+	const struct kvp_process *process;
+	const struct kvp_session *session;
+	uint32_t n = 0, i;
+
+	DL_FOREACH (server->processes, process) {
+		for (i = 0; i < n && users[i].uid != process->uid; i++)
+			;
+		if (i == USERS)
+			continue;
+		if (i == n)
+			users[n++] = (struct user){ .uid = process->uid };
+		users[i].n += process->n_sessions;
+	}
+	DL_FOREACH (server->sessions, session) {
+		uint32_t max = session->policy.max_sessions;
+
+		for (i = 0; i < n && users[i].uid != session->owner.uid; i++)
+			;
+		if (session->refusal != KVP__STATUS__STATUS_OK || i == n)
+			continue;
+		if (most.max == 0 || (int64_t)max - users[i].n < (int64_t)(most.max - most.used)) {
+			most.used = users[i].n;
+			most.max = max;
+		}
+	}
+	return most;
+}
+
 static void lists_most(const struct kvp_server *server, uint32_t *lists, uint32_t *pages)
 {
 	const struct kvp_session *session;
@@ -79,6 +116,7 @@ void kvp_inspect_limits(const struct kvp_core *core, cJSON *status,
 		  server->refused_limit },
 		{ "client.max_process_sessions", "process", most_of_process(server),
 		  config->client.max_process_sessions, server->refused_process },
+		most_of_user(server),
 		/* The rest has its turn later: nothing is refused. */
 		{ "packets of a turn", "process", server->turn_packets, KVP_SESSION_TURN_PACKETS,
 		  0 },

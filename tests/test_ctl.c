@@ -255,6 +255,16 @@ Test(ctl, a_folder_of_others_is_not_called_empty)
 	cr_expect(strstr(out, "may not look into /run/kvpack: are you in the group"), "%s", out);
 }
 
+Test(ctl, a_name_that_is_too_long_is_refused)
+{
+	char args[128] = "--instance ";
+
+	memset(args + strlen(args), 'n', 91);
+	strcat(args, " pools");
+	cr_expect_eq(ctl(args, "{}"), 2);
+	cr_expect(strstr(out, "n: 91 bytes, at most 90"), "%s", out);
+}
+
 Test(ctl, all_instances_are_asked)
 {
 	cJSON *json;

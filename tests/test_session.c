@@ -708,7 +708,8 @@ Test(session, a_user_has_part_of_the_connections)
 	struct support_daemon daemon;
 	struct support_reply reply;
 	char extra[128];
-	int fds[3], more;
+	int fds[3], more, n = 0;
+	cJSON *status, *limit;
 
 	snprintf(extra, sizeof(extra), "[uid.%u]\nmax_sessions = 3\nadmin = yes", geteuid());
 	support_daemon_start(&daemon, extra);
@@ -722,6 +723,17 @@ Test(session, a_user_has_part_of_the_connections)
 		  "%s", reply.text);
 	cr_assert(support_closed(more, 5000));
 	close(more);
+	status = support_inspect(fds[0], "status", NULL);
+	cJSON_ArrayForEach (limit, cJSON_GetObjectItem(status, "limits")) {
+		if (strcmp(cJSON_GetObjectItem(limit, "of")->valuestring, "user") != 0)
+			continue;
+		cr_assert_eq(cJSON_GetObjectItem(limit, "used")->valueint, 3);
+		cr_assert_eq(cJSON_GetObjectItem(limit, "max")->valueint, 3);
+		cr_assert_eq(cJSON_GetObjectItem(limit, "refused")->valueint, 1);
+		n++;
+	}
+	cr_assert_eq(n, 1);
+	cJSON_Delete(status);
 	for (int i = 0; i < 3; i++)
 		close(fds[i]);
 	support_daemon_end(&daemon);
