@@ -8,7 +8,7 @@
 # make torture      every allocation and foreign call fails in turn (PART=start|run|restart|stop|gpu|ctl|verbs STRIDE=8)
 # make load         256 clients, 50,000 rooms, 256 peers: latencies, memory, limits
 # make check-rdma   RDMA verbs for real: soft RoCE in a QEMU guest, which it builds from Debian packages
-# make matrix            every state of a room x every victim x every fault (T=sample, T=want/)
+# make matrix            every state of a room x every victim x every fault (T=sample, T='x20 want/')
 # make fuzz T=msg SECS=60    one libFuzzer target    make deps        only the Debian packages
 # make soak SECS=60 [SEED=n] looks for wrong bytes under aborts, restarts, and reuse of everything
 # make lint         clang-tidy and cppcheck          make format      (format-check only looks)

@@ -6,6 +6,7 @@
  *     matrix sample       some that cover each state, victim and fault
  *     matrix all          all cells
  *     matrix CELL...      those whose "state/victim/fault" contains one of the texts
+ *     matrix x20 ...      each so often: what is left behind of a cell adds up the more
  *     matrix table        what is predicted, as docs/reliability.md has it; runs nothing
  *     KVP_JOBS=N          worlds at once (8)
  *
@@ -878,6 +879,8 @@ static void cell_run(struct world *w, const struct mx_cell *what, struct result 
 /* ---- running them --------------------------------------------------------------------------- */
 
 static enum mx_state state_of_world; /* of this process */
+/* In one world, whose slack stays the same: the more often, the less can be left behind unseen. */
+static uint32_t repeats = 1;
 
 static void world_run(struct rig *rig)
 {
@@ -897,7 +900,8 @@ static void world_run(struct rig *rig)
 		result_shown = &results[i];
 		printf("     %s\n", name);
 		fflush(stdout);
-		cell_run(&w, &cells[i], &results[i]);
+		for (uint32_t n = 0; n < repeats; n++)
+			cell_run(&w, &cells[i], &results[i]);
 		results[i].state = GOOD;
 	}
 }
@@ -929,7 +933,7 @@ static void state_run(enum mx_state state)
 
 	state_of_world = state;
 	for (uint32_t n; (n = left_of(state)) > 0;) {
-		rig_deadline_s = WORLD_SECS + n * CELL_SECS;
+		rig_deadline_s = WORLD_SECS + n * repeats * CELL_SECS;
 		if (rig_run(&scenario))
 			continue;
 		for (uint32_t i = 0; i < n_cells; i++) {
@@ -1102,6 +1106,9 @@ static void choose(int argc, char **argv)
 {
 	char name[96];
 
+	for (int a = 1; a < argc; a++)
+		if (argv[a][0] == 'x' && argv[a][1] >= '1' && argv[a][1] <= '9')
+			repeats = (uint32_t)strtoul(argv[a] + 1, NULL, 10);
 	for (uint32_t i = 0; i < n_cells; i++) {
 		cell_name(&cells[i], name, sizeof(name));
 		for (int a = 1; a < argc; a++)
