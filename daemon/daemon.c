@@ -702,6 +702,7 @@ int kvp_daemon_run(const struct kvp_config *config, const char *config_path)
 		kvp_log(KVP_LOG_ERR, "start: no memory");
 		return 1;
 	}
+	kvp_net_ucx_give_back_signals();
 	/* A client or a log that has gone away is an error code, not the end. */
 	(void)signal(SIGPIPE, SIG_IGN);
 	if (init(daemon, config, config_path) < 0)

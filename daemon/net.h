@@ -279,5 +279,8 @@ extern const struct kvp_net_ops kvp_net_verbs;
 
 void kvp_net_verbs_defaults(struct kvp_net_verbs_config *config);
 
+/* UCX takes over SIGSEGV, SIGHUP and others when it is loaded: a daemon wants its core dumps. This
+ * sets them to what they were then, and so has to come before anybody handles one. */
+void kvp_net_ucx_give_back_signals(void);
 /* The version of the UCX library in use, such as "1.13.1". Any thread. */
 const char *kvp_net_ucx_version(void);

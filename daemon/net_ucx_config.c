@@ -187,10 +187,6 @@ int kvp_ucx_context_create(struct kvp_net *net, const struct kvp_net_config *con
 	if (config->rdma)
 		(void)snprintf(net->what, sizeof(net->what), "rc %s", devices); /* cut at worst */
 
-	/* UCX takes over SIGSEGV and others when it is loaded: a daemon wants its core dump. */
-	if (ucs_debug_disable_signals)
-		ucs_debug_disable_signals();
-
 	status = ucp_config_read(NULL, NULL, &ucp);
 	if (status != UCS_OK) {
 		(void)snprintf(err, err_bytes, "ucx configuration: %s", ucs_status_string(status));
@@ -207,6 +203,12 @@ int kvp_ucx_context_create(struct kvp_net *net, const struct kvp_net_config *con
 	}
 	ucp_config_release(ucp);
 	return r;
+}
+
+void kvp_net_ucx_give_back_signals(void)
+{
+	if (ucs_debug_disable_signals)
+		ucs_debug_disable_signals();
 }
 
 const char *kvp_net_ucx_version(void)

@@ -807,6 +807,23 @@ Test(session, stop_tells_the_clients, .init = setup)
 	support_daemon_clean(&daemon_);
 }
 
+/* With peers, the transport's library is there, which has handlers of its own. */
+Test(session, a_reload_is_refused_in_words_and_ends_nothing)
+{
+	struct support_daemon daemon;
+	int fd;
+
+	support_daemon_start(&daemon, "[peer]\nlisten = 127.0.0.1:0");
+	fd = support_hello(&daemon, "engine");
+	cr_assert_eq(kill(daemon.pid, SIGHUP), 0);
+	for (int i = 0; i < 500 && !support_log_has(&daemon, "SIGHUP"); i++)
+		support_sleep_ms(10);
+	cr_assert(support_log_has(&daemon, "the configuration is read at start only"));
+	assert_lives(fd);
+	close(fd);
+	support_daemon_end(&daemon);
+}
+
 /* ---- the socket */
 
 Test(session, daemon_without_descriptors_pauses_and_recovers)
