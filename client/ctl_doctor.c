@@ -409,6 +409,13 @@ int ctl_doctor(int argc, char **argv)
 	cJSON *answer;
 	bool wrong;
 
+	if (argc == 2 && strcmp(argv[1], "--help") == 0) {
+		(void)puts("usage: kvpackctl doctor [--json]\n\n"
+			   "Lists RDMA ports, what daemons here may lock, and what stands in the "
+			   "way of RDMA.\nExits with 1 when anything does: also when there is no "
+			   "RDMA device, which is no\nfault where data.transport is ucx over tcp.");
+		return 0;
+	}
 	if (argc > 1 + json) {
 		(void)fprintf(stderr, "kvpackctl: doctor takes --json alone, not %s\n",
 			      argv[1 + json]);

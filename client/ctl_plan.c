@@ -358,10 +358,22 @@ static int file_plan(const char *name, FILE *file, bool json_wanted)
 	return r;
 }
 
-static int usage(void)
+static int usage(FILE *out)
 {
-	(void)fprintf(stderr, "usage: kvpackctl plan [--json] FILE|-\n");
-	return EXIT_USAGE;
+	(void)fputs("usage: kvpackctl plan [--json] FILE|-\n"
+		    "\n"
+		    "FILE has one transfer a line: how both ends see the tokens (as struct "
+		    "kvp_side_desc),\nand which of them are sent.\n"
+		    "\n"
+		    "  {\"src\":{\"page\":4,\"dcp_size\":1,\"dcp_rank\":0,\"interleave\":1,"
+		    "\"pos0\":0,\"pages\":[5,2]},\n"
+		    "   \"dst\":{\"page\":4,\"dcp_size\":2,\"dcp_rank\":0,\"interleave\":1,"
+		    "\"pos0\":0,\"pages\":[6]},\n"
+		    "   \"start\":0,\"tokens\":8}    (in one line; \"name\" may be added)\n"
+		    "\n"
+		    "Exits with 2 when a line is malformed.\n",
+		    out);
+	return out == stdout ? 0 : EXIT_USAGE;
 }
 
 int ctl_plan(int argc, char **argv)
@@ -376,13 +388,15 @@ int ctl_plan(int argc, char **argv)
 			options = false;
 		else if (options && !strcmp(argv[i], "--json"))
 			json = true;
+		else if (options && !strcmp(argv[i], "--help"))
+			return usage(stdout);
 		else if ((options && argv[i][0] == '-' && argv[i][1]) || name)
-			return usage();
+			return usage(stderr);
 		else
 			name = argv[i];
 	}
 	if (!name)
-		return usage();
+		return usage(stderr);
 	if (!strcmp(name, "-"))
 		return file_plan("standard input", stdin, json);
 

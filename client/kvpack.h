@@ -206,12 +206,12 @@ struct kvp_pool_desc {
 	const struct kvp_entry_desc *entries; /* [n_entries] */
 	uint32_t n_entries;                   /* 1 .. 512 */
 	const int *fds;             /* [n_fds] memfds made with MFD_ALLOW_SEALING; duplicated */
-	uint32_t n_fds;             /* 1 .. 16 */
+	uint32_t n_fds;             /* 1 .. 240 */
 	const void *layout_tag;     /* [tag_bytes] opaque; must be equal at both ends */
 	uint32_t tag_bytes;         /* 0 .. KVP_MAX_TAG */
 	const char *label;          /* for displays; NULL: none */
 	const struct kvp_mem *mems; /* [n_mems] instead of fds; NULL: fds */
-	uint32_t n_mems;            /* 0 .. 64 */
+	uint32_t n_mems;            /* 0 .. 512 */
 };
 #define KVP_POOL_DESC_INIT                                                             \
 	{                                                                              \

@@ -195,7 +195,8 @@ static bool read_one(struct kvp_session *session)
 					  "packet: more than 128 KiB, more than 240 file "
 					  "descriptors, or too many open here");
 	} else if (n <= 0) {
-		kvp_session_end(session, n == 0 ? "it closed the connection" : strerror((int)-n));
+		kvp_session_end(session, n == 0 ? "it closed the connection"
+						: kvp_session_end_text((int)-n));
 		return false;
 	} else {
 		kvp_session_packet(session, server->buffer, (size_t)n, fds, n_fds);
@@ -274,7 +275,7 @@ void kvp_session_flush(struct kvp_session *session)
 		r = 0;
 	}
 	if (r < 0 && r != -EAGAIN) {
-		kvp_session_end(session, strerror(-r));
+		kvp_session_end(session, kvp_session_end_text(-r));
 		return;
 	}
 	if (r == 0 && session->end_after_flush && session->n_replies == 0) {

@@ -69,6 +69,18 @@ static int send_or_queue(struct kvp_session *session, const uint8_t *bytes, size
 	return r;
 }
 
+const char *kvp_session_end_text(int error)
+{
+	switch (error) {
+	case ECONNRESET:
+		return "it closed the connection, and left something unread";
+	case EPIPE:
+		return "it has closed the connection, or its reading half";
+	default:
+		return strerror(error);
+	}
+}
+
 void kvp_session_reply(struct kvp_session *session, const Kvp__Reply *reply, int fd)
 {
 	Kvp__DaemonMsg msg = KVP__DAEMON_MSG__INIT;
@@ -86,7 +98,7 @@ void kvp_session_reply(struct kvp_session *session, const Kvp__Reply *reply, int
 		return;
 	if (fd >= 0)
 		(void)close(fd);
-	kvp_session_end(session, strerror(-r));
+	kvp_session_end(session, kvp_session_end_text(-r));
 }
 
 static int write_replies(struct kvp_session *session, bool *moved)

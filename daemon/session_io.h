@@ -12,6 +12,10 @@
  * failure the session has ended. */
 void kvp_session_reply(struct kvp_session *session, const Kvp__Reply *reply, int fd);
 
+/* Why a session ends on whose socket a call has failed, for people: a client that closes with
+ * something unread is no network that breaks. */
+const char *kvp_session_end_text(int error);
+
 /* Writes until nothing is due (0), the turn's events are out (1), the socket is full (-EAGAIN) or
  * broken (other negative errno); *moved: something went out. */
 int kvp_session_write(struct kvp_session *session, bool *moved);

@@ -47,6 +47,7 @@ daemon() # pid, name, limit of locked memory
 }
 
 expect 1 'no RDMA device'
+"$ctl" doctor --help | grep -q 'Exits with 1' || { echo "no help"; bad=1; }
 port mlx5_0 ACTIVE
 expect 1 'mlx5_0 port 1 has no RoCE v2 address'
 port mlx5_0 DOWN 0a00:0007

@@ -232,11 +232,15 @@ Test(ctl_plan, usage)
 	char plan[] = "plan", json[] = "--json", bad[] = "--jason", file[] = "/nonexistent/file";
 	char *none[] = { plan, json, NULL }, *unknown[] = { plan, bad, file, NULL };
 	char *two[] = { plan, file, file, NULL }, *missing[] = { plan, file, NULL };
+	char text[] = "--help", *help[] = { plan, text, NULL };
 	struct outcome o;
 
 	cr_assert_eq(run_args(2, none).status, 2);
 	cr_assert_eq(run_args(3, unknown).status, 2);
 	cr_assert_eq(run_args(3, two).status, 2);
+	o = run_args(2, help);
+	cr_assert_eq(o.status, 0);
+	cr_assert(strstr(o.out, "\"tokens\":8"), "%s", o.out);
 	o = run_args(2, missing);
 	cr_assert_eq(o.status, 1);
 	cr_assert(strstr(o.err, "No such file"), "%s", o.err);

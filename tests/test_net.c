@@ -693,14 +693,18 @@ Test(net, sleeps_without_peers)
 	node_close(&a);
 }
 
-Test(net, leaves_signals_alone)
+Test(net, gives_signals_back)
 {
 	static const int signals[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE };
-	struct sigaction old;
+	struct sigaction old, ours = { .sa_handler = SIG_IGN };
 	struct node a;
 	Dl_info info;
 
+	kvp_net_ucx_give_back_signals();
+	cr_assert_eq(sigaction(SIGHUP, &ours, NULL), 0);
 	node_open(&a);
+	cr_assert_eq(sigaction(SIGHUP, NULL, &old), 0);
+	cr_assert_eq(old.sa_handler, SIG_IGN, "what is set later is nobody else's");
 	for (size_t i = 0; i < KVP_ARRAY_SIZE(signals); i++) {
 		cr_assert_eq(sigaction(signals[i], NULL, &old), 0);
 		if (dladdr((void *)old.sa_handler, &info)) /* else the default, or our own */

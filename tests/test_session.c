@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <net/if.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -296,6 +297,41 @@ Test(session, client_that_never_reads_is_held_back_then_ended, .init = setup, .f
 	assert_lives(other);
 	close(other);
 	close(fd);
+}
+
+static int engine(const char *name, int mem)
+{
+	int fd = support_hello(&daemon_, name);
+	Kvp__Entry entry;
+
+	support_entry(&entry, 0, 256, 64);
+	cr_assert_eq(support_register(fd, 1, &entry, &mem, 1).status, KVP__STATUS__STATUS_OK);
+	return fd;
+}
+
+static void assert_logged(const char *text)
+{
+	for (int i = 0; i < 500 && !support_log_has(&daemon_, text); i++)
+		support_sleep_ms(10);
+	cr_assert(support_log_has(&daemon_, text), "%s", text);
+}
+
+Test(session, an_engine_that_leaves_is_not_a_broken_network, .init = setup, .fini = teardown)
+{
+	int mem = support_memfd(1 << 20), fd = engine("hasty", mem);
+	struct pollfd pfd = { fd, POLLIN, 0 };
+
+	cr_assert_eq(flood(fd, 1), 1);
+	cr_assert_eq(poll(&pfd, 1, 5000), 1);
+	close(fd); /* with an answer in it */
+	assert_logged("left something unread");
+
+	fd = engine("half", mem);
+	shutdown(fd, SHUT_RD);
+	cr_assert_eq(flood(fd, 1), 1);
+	assert_logged("its reading half");
+	close(fd);
+	close(mem);
 }
 
 Test(session, requests_answered_late_are_answered_in_order, .init = setup, .fini = teardown)
