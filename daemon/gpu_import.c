@@ -353,6 +353,9 @@ int kvp_gpu_import_ipc(struct kvp_gpu_imports *imports, const struct kvp_gpu_ipc
 	const uint64_t offset = ipc->offset, bytes = ipc->bytes;
 	int r;
 
+	/* It may be open for the sake of a pool that lies on another GPU, and says so. */
+	if (import && !ipc->peer && check_here(imports, import->base, err, err_bytes) < 0)
+		return -EINVAL;
 	if (import) {
 		import->users++;
 	} else {

@@ -287,6 +287,10 @@ static void other_gpu(struct rig *rig)
 	refused(&liar, &chunks, chunks.export.fds, "chunks in its name", "memory of another GPU");
 	ipc.memory.gpu.data = ipc.export.gpu;
 	accepted(&liar, &ipc, "the handle under its own name");
+	/* The second GPU's lane has it open now, too, as what it is. */
+	ipc.memory.gpu.data = there.export.gpu;
+	refused(&liar, &ipc, NULL, "a handle in the name of the other, again",
+		"memory of another GPU");
 	kvpl_export_fini(&chunks.export);
 	(void)close(liar.fd);
 }
