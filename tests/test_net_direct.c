@@ -322,6 +322,43 @@ Test(net_direct, a_key_of_the_grant_before)
 	rig_close(&rig);
 }
 
+/* A daemon that was started again at the same address: what the one before has granted reaches
+ * nothing, neither over the old connection nor over one that is asked for in its name. */
+Test(net_direct, a_grant_of_the_process_before)
+{
+	struct kvp_net_verbs_config config;
+	struct rig rig;
+	char err[256] = "";
+	struct kvp_net_key old;
+
+	rig_open(&rig);
+	cr_assert_eq(region_add(&rig, -1, err, sizeof(err)), 0);
+	window_open(&rig);
+	old = rig.key;
+	write_taken(&rig, 0, 0, 1);
+	cr_assert(vp_turn(&rig.a, &rig.b, &rig.b.messages, 1, 2000));
+	window_close(&rig);
+	kvp_net_verbs.region_remove(rig.b.net, rig.region);
+	vp_close(&rig.b);
+
+	kvp_net_verbs_defaults(&config);
+	config.devices = "";
+	cr_assert_eq(vp_open(&rig.b, &config, SLOT, err, sizeof(err)), 0, "%s", err);
+	cr_assert_eq(vp_connect(&rig.b, &rig.a), 0);
+	cr_assert_eq(region_add(&rig, -1, err, sizeof(err)), 0);
+	window_open(&rig);
+	memset(rig.pool, 0, POOL);
+	rig.key = old;
+	cr_assert_eq(write_runs(&rig, 1, 0, 1), 0);
+	cr_assert(vp_turn(&rig.a, &rig.b, &rig.a.failed, 1, 10000));
+	vp_idle(&rig.a, &rig.b, 20);
+	for (uint32_t i = 0; i < POOL; i++)
+		cr_assert_eq(rig.pool[i], 0, "byte %u", i);
+	cr_assert_eq(rig.b.messages, 0);
+	window_close(&rig);
+	rig_close(&rig);
+}
+
 Test(net_direct, a_made_up_key)
 {
 	struct rig rig;
