@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/rxe/checks.h"
 
+#include "tests/support_clock.h"
+
 #include <signal.h>
 #include <stdbool.h>
 #include <string.h>
@@ -23,7 +25,7 @@ double kvp_check_ms(void)
 static void child(const struct kvp_check *check)
 {
 	(void)setpgid(0, 0); /* its children end with it */
-	(void)alarm(check->seconds);
+	(void)alarm(check->seconds * (unsigned int)support_slow());
 	check->run();
 	(void)fflush(stdout);
 	_Exit(0);

@@ -1,6 +1,7 @@
 #!/bin/sh
 # In the guest: the checks, then the integration programs with their data over verbs. The last line
-# is the sum. $1: beginnings of names, for only those: of checks, or of programs.
+# is the sum. $1: beginnings of names, for only those: of checks, or of programs. KVP_PART: cm, verbs,
+# direct or ucx, for only that part of it.
 cd "$KVP_TOP" || exit 1
 passed=0 failed=0 skipped=0
 log=/tmp/rxe-suite.log
@@ -10,13 +11,18 @@ count() # passed, failed, skipped
 	passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
 }
 
-wanted() { [ -z "$1" ] || case $2 in "$1"*) ;; *) false ;; esac; }
+part=verbs # what follows belongs to it
+wanted()
+{
+	[ -z "$KVP_PART" ] || [ "$KVP_PART" = "$part" ] || return 1
+	[ -z "$1" ] || case $2 in "$1"*) ;; *) false ;; esac
+}
 
 # A program whose transport the environment chooses. over: what it runs over, for the output.
 net=verbs over=verbs
 program() # seconds, name, arguments...
 {
-	limit=$1 name=$2
+	limit=$(($1 * ${KVP_SLOW:-1})) name=$2
 	shift 2
 	[ -x "$KVP_BIN/tests/$name" ] || return 0
 	from=$(date +%s%N)
@@ -72,8 +78,9 @@ if [ -n "$KVP_BRIEF" ]; then
 	[ $failed = 0 ]
 	exit
 fi
-# The net and rails checks with connections made by librdmacm. First: where links were down for seconds,
-# as after the checks below, its first connection takes more than the five that a check waits.
+# The net and rails checks with connections made by librdmacm. Before the others: where links were down for
+# seconds, as after those, its first connection takes more than the five that a check waits.
+part=cm
 cm()
 {
 	over="verbs, connect = rdma_cm"
@@ -85,7 +92,8 @@ cm()
 	over=verbs
 }
 ! wanted "$1" cm || cm
-checks ${1:+"$1"}
+part=verbs
+! wanted "" || checks ${1:+"$1"}
 
 # What kvpackctl says of the devices that the checks used.
 doctor()
@@ -136,8 +144,10 @@ rails()
 	over=verbs
 }
 ! wanted "$1" rails || rails
+! wanted "$1" bench_verbs || program 60 bench_verbs rxe0
 
 # The same over reliable connections that UCX makes.
+part=ucx
 ucx()
 {
 	net=ucx over="UCX, rc_verbs"
@@ -147,6 +157,7 @@ ucx()
 ! wanted "$1" ucx || ucx
 
 # Straight into the pools, and where that cannot be the room fails.
+part=direct
 direct()
 {
 	over="verbs, direct"
@@ -159,6 +170,5 @@ direct()
 	over=verbs
 }
 ! wanted "$1" direct || direct
-! wanted "$1" bench_verbs || program 60 bench_verbs rxe0
 echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
 [ $failed = 0 ]
