@@ -297,6 +297,9 @@ _LOCAL: Dict[int, Type[KvpackError]] = {
     errno.ETIMEDOUT: WaitTimeout,
     errno.ECANCELED: CancelledError,
     errno.ENOTCONN: DaemonLostError,
+    errno.ECONNREFUSED: DaemonLostError,  # a socket that a dead daemon has left
+    errno.EACCES: DeniedError,  # the socket's owner and mode
+    errno.EPERM: DeniedError,
     errno.ENOMEM: NoMemoryError,
 }
 _WITH_STATUS = (errno.EINVAL, errno.ENOENT, errno.EREMOTEIO, errno.EPROTO, errno.EMSGSIZE)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
+import errno
 import gc
 import importlib.util
 import select
+import socket
 import threading
 
 import kvpack
 import pytest
+from kvpack.errors import error_of_call
 from pair import PAGE, SECS, End, Pair
 from rig import poll_until
 
@@ -13,6 +16,20 @@ from rig import poll_until
 def test_no_daemon():
     with pytest.raises(kvpack.DaemonLostError, match="/nowhere"):
         kvpack.Client("/nowhere")
+
+
+def test_what_a_dead_daemon_leaves(tmp_path):
+    path = str(tmp_path / "sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
+        left.bind(path)
+    with pytest.raises(kvpack.DaemonLostError, match="refused"):
+        kvpack.Client(path)
+
+
+def test_a_socket_of_others():
+    error = error_of_call(errno.EACCES, 0, "cannot connect to /run/kvpack/sock")
+    assert isinstance(error, kvpack.DeniedError)
+    assert isinstance(error, PermissionError)
 
 
 def test_the_node(nodes):
