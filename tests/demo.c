@@ -56,6 +56,14 @@ struct rank {
 
 /* ---- the two kinds of rank ------------------------------------------------------------------ */
 
+/* Longer than who started us waits, and can see what holds us up. */
+static void completes(struct kvp_client *client, kvp_room_id room)
+{
+	struct kvp_room_state state = rig_await(client, room, KVP_WAIT_TERMINAL, 2 * SECS);
+
+	RIG_REQUIRE(state.complete, "%s: %s", kvp_status_name(state.status), state.reason);
+}
+
 static void rank_ready(struct rank *r, uint32_t idx, uint32_t rep)
 {
 	rig_stage_set(r->rig, STAGE_READY + idx, rep + 1);
@@ -113,7 +121,7 @@ static void prefill_run(void *arg)
 		RIG_REQUIRE(!rig_await(client, room, KVP_WAIT_READY, SECS).failed);
 		rank_ready(r, r->rank, i);
 		send_prompt(client, room, pages);
-		RIG_REQUIRE(rig_await(client, room, KVP_WAIT_TERMINAL, SECS).complete);
+		completes(client, room);
 		kvp_room_forget(client, room);
 		rig_stage_wait(r->rig, STAGE_REP, i + 1, SECS);
 	}
@@ -191,7 +199,7 @@ static void decode_run(void *arg)
 		device_pool_push(&pool);
 		decode_expect(r, client, pool.id, &side, i, &room);
 		rank_ready(r, RANKS + r->rank, i);
-		RIG_REQUIRE(rig_await(client, room, KVP_WAIT_TERMINAL, SECS).complete);
+		completes(client, room);
 		shared->end_ns[r->rank] = rig_now_ns();
 		rig_stage_set(r->rig, STAGE_DONE + r->rank, i + 1);
 		decode_check(r, &pool, &side);
@@ -335,6 +343,32 @@ static void node_status(const struct rig_daemon *daemon, char *buf, size_t bytes
 	RIG_REQUIRE(pclose(pipe) == 0, "kvpackctl status: %s", buf);
 }
 
+/* What holds the rooms up, for who has waited in vain. */
+static const struct rig *watched;
+static pid_t watcher;
+
+static void say_why(void)
+{
+	static const char *const what[] = { "waiting", "lanes", "peers", "failures" };
+	char program[4096], command[4400], line[512];
+
+	if (!watched || getpid() != watcher) /* ranks say what they have seen themselves */
+		return;
+	rig_program(program, sizeof(program), "kvpackctl");
+	for (uint32_t i = 0; i < watched->n_daemons * KVP_ARRAY_SIZE(what); i++) {
+		const struct rig_daemon *daemon = &watched->daemons[i / KVP_ARRAY_SIZE(what)];
+		FILE *pipe;
+
+		snprintf(command, sizeof(command), "'%s' --socket '%s' %s 2>&1", program,
+			 daemon->socket, what[i % KVP_ARRAY_SIZE(what)]);
+		pipe = popen(command, "re"); /* NOLINT(cert-env33-c): paths of our own */
+		while (pipe && fgets(line, sizeof(line), pipe))
+			fprintf(stderr, "  %s: %s", daemon->name, line);
+		if (pipe)
+			(void)pclose(pipe); /* it has said what it could */
+	}
+}
+
 static void one_transfer(struct rig *rig, uint32_t rep, bool show)
 {
 	uint64_t from, end = 0;
@@ -367,6 +401,9 @@ static double transfers(struct rig *rig, const char *what, uint32_t reps, bool s
 		snprintf(name, sizeof(name), "%s %u", i < RANKS ? "prefill" : "decode", i % RANKS);
 		rig_rank_start(rig, name, i < RANKS ? prefill_run : decode_run, &ranks[i]);
 	}
+	watched = rig;
+	watcher = getpid();
+	rig_dying = say_why;
 	operations = -lane_operations(&rig->daemons[0]);
 	for (i = 0; i < reps; i++)
 		one_transfer(rig, i, show && i == reps - 1);
