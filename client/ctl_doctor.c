@@ -354,12 +354,18 @@ static void print_memlock(const char *who, const cJSON *limit)
 static void print_words(const cJSON *answer)
 {
 	static const struct ctl_column columns[] = {
-		{ "DEVICE", "device", CTL_TEXT },    { "PORT", "port", CTL_COUNT },
-		{ "STATE", "state", CTL_TEXT },      { "LINK", "link", CTL_TEXT },
-		{ "RATE", "rate", CTL_TEXT },        { "GID", "gid_index", CTL_COUNT },
-		{ "ADDRESS", "address", CTL_TEXT },  { "NETDEV", "netdev", CTL_TEXT },
-		{ "MTU", "mtu", CTL_TEXT },          { "NUMA", "numa", CTL_TEXT },
-		{ "RESENDS", "resends", CTL_COUNT }, { "ERRORS", "errors", CTL_COUNT },
+		{ "DEVICE", "device", CTL_TEXT },
+		{ "PORT", "port", CTL_COUNT },
+		{ "STATE", "state", CTL_TEXT },
+		{ "LINK", "link", CTL_TEXT },
+		{ "RATE", "rate", CTL_TEXT },
+		{ "GID", "gid_index", CTL_COUNT },
+		{ "ADDRESS", "address", CTL_TEXT },
+		{ "NETDEV", "netdev", CTL_TEXT },
+		{ "MTU", "mtu", CTL_TEXT },
+		{ "NUMA", "numa", CTL_TEXT },
+		{ "CARD RESENDS", "resends", CTL_COUNT },
+		{ "CARD ERRORS", "errors", CTL_COUNT },
 	};
 	const cJSON *finding, *daemon;
 

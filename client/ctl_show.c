@@ -441,13 +441,13 @@ static void peers_print(const cJSON *answer)
 		{ "ADDRESS", "address", CTL_TEXT },
 		{ "MTU", "mtu", CTL_COUNT },
 		{ "QPS UP", "qps_up", CTL_COUNT },
-		{ "CONNECTING", "qps_connecting", CTL_COUNT },
-		{ "IN ERROR", "qps_in_error", CTL_COUNT },
-		{ "LOST", "qps_lost", CTL_COUNT },
+		{ "QPS CONNECTING", "qps_connecting", CTL_COUNT },
+		{ "QPS IN ERROR", "qps_in_error", CTL_COUNT },
+		{ "QPS LOST", "qps_lost", CTL_COUNT },
 		{ "SENT", "bytes_sent", CTL_BYTES },
-		{ "RESENT", "resent", CTL_COUNT },
-		{ "RESENDS", "hw_resends", CTL_COUNT },
-		{ "ERRORS", "hw_errors", CTL_COUNT },
+		{ "MESSAGES RESENT", "resent", CTL_COUNT },
+		{ "CARD RESENDS", "hw_resends", CTL_COUNT },
+		{ "CARD ERRORS", "hw_errors", CTL_COUNT },
 	};
 
 	TABLE(columns, ctl_member(answer, "peers"), "no peers");
