@@ -77,8 +77,10 @@ static void conn_messages(struct kvp_peer_conn *conn)
 
 	while (conn->peer) {
 		KVP_CLEANUP(kvp_peer_freep) Kvp__PeerMsg *msg = NULL;
-		int r = kvp_frames_next(&conn->frames, &msg, err, sizeof(err));
+		int r;
 
+		conn->frames.max = conn->peer->state == KVP_PEER_HELLO ? KVP_LIMIT_HELLO_FRAME : 0;
+		r = kvp_frames_next(&conn->frames, &msg, err, sizeof(err));
 		if (r == 0)
 			return;
 		if (r < 0) {

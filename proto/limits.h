@@ -10,6 +10,7 @@
 	(128u * 1024u)                 /* bytes of a client protocol packet \
 					*/
 #define KVP_LIMIT_FRAME (256u * 1024u) /* bytes of a peer protocol frame, without its length */
+#define KVP_LIMIT_HELLO_FRAME 4096u    /* of the first one: who has not greeted gets no more */
 #define KVP_LIMIT_FDS 240u             /* file descriptors with a packet; Linux takes 253 */
 #define KVP_LIMIT_MEMORIES 512u        /* of a pool */
 #define KVP_IPC_HANDLE_BYTES 64u

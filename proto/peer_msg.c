@@ -254,6 +254,7 @@ int kvp_frames_next(struct kvp_frames *frames, Kvp__PeerMsg **out, char *err, si
 {
 	const uint8_t *p;
 	size_t held = frames->len - frames->pos;
+	uint32_t max = frames->max ? frames->max : KVP_LIMIT_FRAME;
 	uint32_t len;
 	int r;
 
@@ -261,10 +262,10 @@ int kvp_frames_next(struct kvp_frames *frames, Kvp__PeerMsg **out, char *err, si
 		return 0;
 	p = frames->buf + frames->pos;
 	len = (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-	if (len == 0 || len > KVP_LIMIT_FRAME) {
+	if (len == 0 || len > max) {
 		if (err)
 			(void)snprintf(err, errlen, "frame length is %u, allowed 1 to %u", len,
-				       KVP_LIMIT_FRAME);
+				       max);
 		return -EPROTO;
 	}
 	if (held - KVP_FRAME_HEAD < len)

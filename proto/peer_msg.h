@@ -34,6 +34,7 @@ struct kvp_frames {
 	size_t cap;
 	size_t pos;
 	size_t len;
+	uint32_t max; /* bytes that a frame may have; 0: KVP_LIMIT_FRAME */
 };
 
 /*

@@ -410,6 +410,7 @@ Test(peer, a_malformed_frame_ends_one_session_only)
 {
 	static const uint8_t garbage[] = { 5, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff };
 	static const uint8_t oversized[] = { 0xff, 0xff, 0xff, 0x7f };
+	static const uint8_t no_hello[] = { 0x01, 0x10, 0, 0 }; /* 4097: not for a stranger */
 	struct node a = { 0 }, b = { 0 };
 	struct kvp_peer *peer;
 	struct raw raw;
@@ -420,6 +421,10 @@ Test(peer, a_malformed_frame_ends_one_session_only)
 	cr_assert(until(&b.ups, 1));
 	raw_open(&raw, kvp_peers_address(a.peers));
 	raw_send(&raw, garbage, sizeof(garbage));
+	cr_assert(until(&raw.eof, 1));
+	raw_close(&raw);
+	raw_open(&raw, kvp_peers_address(a.peers));
+	raw_send(&raw, no_hello, sizeof(no_hello));
 	cr_assert(until(&raw.eof, 1));
 	raw_close(&raw);
 	raw_open(&raw, kvp_peers_address(a.peers));
