@@ -148,8 +148,11 @@ static void daemon_configure(struct rig_daemon *daemon, const char *path, const 
 	fprintf(file, "[client]\nsocket = %s\nmode = 0600\ngroup =\n", daemon->socket);
 	if (!daemon->address[0] && !daemon->alone)
 		snprintf(daemon->address, sizeof(daemon->address), "127.0.0.1:%u", port_pick());
-	fprintf(file, "[peer]\nlisten = %s\n%s", daemon->alone ? "" : daemon->address,
-		daemon->timing ? daemon->timing : "heartbeat = 200ms\nlost_after = 3s\n");
+	fprintf(file, "[peer]\nlisten = %s\n", daemon->alone ? "" : daemon->address);
+	if (daemon->timing)
+		fprintf(file, "%s", daemon->timing);
+	else /* on a slow machine nobody is dead because of a pause */
+		fprintf(file, "heartbeat = 200ms\nlost_after = %ds\n", support_slow_ms(3));
 	transport_configure(daemon, file);
 	if (getenv("KVP_TEST_CHECKSUM"))
 		fprintf(file, "[data]\nchecksum = %s\n", getenv("KVP_TEST_CHECKSUM"));
@@ -688,7 +691,7 @@ struct kvp_room_state rig_state(const struct kvp_client *client, kvp_room_id id)
 struct kvp_room_state rig_await(struct kvp_client *client, kvp_room_id id, enum kvp_wait_for what,
 				int secs)
 {
-	int rc = kvp_room_wait(client, id, what, secs * 1000);
+	int rc = kvp_room_wait(client, id, what, support_slow_ms(secs * 1000));
 	struct kvp_room_state state = rig_state(client, id);
 
 	RIG_REQUIRE(rc == 0, "waiting for %d: %s; phase %u, status %s: %s", (int)what,
