@@ -257,10 +257,10 @@ Test(ctl, a_folder_of_others_is_not_called_empty)
 
 Test(ctl, a_name_that_is_too_long_is_refused)
 {
-	char args[128] = "--instance ";
+	char name[92] = "", args[128];
 
-	memset(args + strlen(args), 'n', 91);
-	strcat(args, " pools");
+	memset(name, 'n', sizeof(name) - 1);
+	(void)snprintf(args, sizeof(args), "--instance %s pools", name);
 	cr_expect_eq(ctl(args, "{}"), 2);
 	cr_expect(strstr(out, "n: 91 bytes, at most 90"), "%s", out);
 }
