@@ -174,8 +174,7 @@ static void close_post(struct kvp_net_ep *ep)
  * A forced close of an endpoint that has not written everything leaves its socket with UCX, to be
  * written out. When such a socket fails, UCX 1.13 frees it in one handler and uses it in the next.
  * So the close waits until all is written, or the socket has failed: a peer that stands still keeps
- * the slots that are on their way to it until it goes on or dies, or until the worker ends, which
- * does not look at sockets any more.
+ * the slots that are on their way to it until it goes on or dies.
  */
 static bool all_written(struct kvp_net_ep *ep)
 {
@@ -196,7 +195,7 @@ static bool all_written(struct kvp_net_ep *ep)
 static bool close_is_over(struct kvp_net_ep *ep)
 {
 	if (!ep->close_posted) {
-		if (ep->status == 0 && !all_written(ep))
+		if (ep->status == 0 && !ep->net->closing && !all_written(ep))
 			return false;
 		if (ep->flush_request)
 			ucp_request_free(ep->flush_request); /* UCX ends it some time */
