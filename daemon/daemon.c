@@ -720,5 +720,9 @@ int kvp_daemon_run(const struct kvp_config *config, const char *config_path)
 	kvp_admits_destroy(daemon->admits);
 	if (daemon->exit_status == 0)
 		kvp_log(KVP_LOG_NOTICE, "stopped");
+	if (kvp_net_ucx_left_open() > 0) {
+		kvp_log(KVP_LOG_NOTICE, "left UCX as it was: a peer does not take its last words");
+		_exit(daemon->exit_status); /* UCX's own exit handlers are not made for it */
+	}
 	return daemon->exit_status;
 }

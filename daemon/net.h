@@ -282,5 +282,11 @@ void kvp_net_verbs_defaults(struct kvp_net_verbs_config *config);
 /* UCX takes over SIGSEGV, SIGHUP and others when it is loaded: a daemon wants its core dumps. This
  * sets them to what they were then, and so has to come before anybody handles one. */
 void kvp_net_ucx_give_back_signals(void);
+/*
+ * How many transports of UCX have been closed without their end, since a peer did not take what UCX
+ * had to tell it. They call nobody any more, but what UCX runs at exit() is not made for them: a
+ * process that has some has to leave by _exit(). Any thread.
+ */
+unsigned kvp_net_ucx_left_open(void);
 /* The version of the UCX library in use, such as "1.13.1". Any thread. */
 const char *kvp_net_ucx_version(void);

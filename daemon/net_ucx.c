@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,8 @@
 
 /* Turns of the worker in one progress(): more of them means fewer looks at the lane's inbox. */
 #define PROGRESS_TURNS 4
+
+static atomic_uint left_open; /* workers of this process that could not be destroyed */
 
 int kvp_ucx_errno(ucs_status_t status)
 {
@@ -318,6 +321,48 @@ static void close_endpoints(struct kvp_net *net)
 	}
 }
 
+/*
+ * Whether what UCX has to say of its own is out too. It answers a peer that is on its way in, and
+ * when a worker is destroyed before such an answer could be sent, UCX 1.13 ends the process: a
+ * failed assertion, or a use of memory that it has freed.
+ */
+static bool worker_settles(struct kvp_net *net)
+{
+	ucp_request_param_t param = { 0 };
+	ucs_status_ptr_t request = ucp_worker_flush_nbx(net->worker, &param);
+	uint64_t start = now_ns();
+	ucs_status_t status;
+
+	if (!UCS_PTR_IS_PTR(request))
+		return UCS_PTR_STATUS(request) == UCS_OK;
+
+	while ((status = ucp_request_check_status(request)) == UCS_INPROGRESS &&
+	       now_ns() - start < KVP_UCX_SETTLE_NS) {
+		struct pollfd pfd = { .fd = net->fd, .events = POLLIN };
+
+		if (ucx_progress(net) == 0)
+			(void)poll(&pfd, 1, 1); /* only to be easy on the processor */
+	}
+	ucp_request_free(request); /* UCX ends it some time */
+	return status == UCS_OK;
+}
+
+/* Without progress() a worker that is left open calls nobody, and touches no memory of ours. */
+static void worker_end(struct kvp_net *net)
+{
+	if (worker_settles(net)) {
+		ucp_worker_destroy(net->worker);
+	} else {
+		(void)atomic_fetch_add_explicit(&left_open, 1, memory_order_relaxed);
+		net->context = NULL;
+	}
+}
+
+unsigned kvp_net_ucx_left_open(void)
+{
+	return atomic_load_explicit(&left_open, memory_order_relaxed);
+}
+
 static void ucx_close(struct kvp_net *net)
 {
 	if (!net)
@@ -325,7 +370,7 @@ static void ucx_close(struct kvp_net *net)
 
 	if (net->worker) {
 		close_endpoints(net);
-		ucp_worker_destroy(net->worker);
+		worker_end(net);
 		kvp_ucx_abandon(net);
 		while (!TAILQ_EMPTY(&net->eps))
 			ep_gone(net, TAILQ_FIRST(&net->eps));

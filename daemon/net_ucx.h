@@ -20,6 +20,8 @@
 #define KVP_UCX_DEVICE_RANGES 4u
 /* A forced close takes milliseconds; past this the endpoint counts as stuck. */
 #define KVP_UCX_CLOSE_NS UINT64_C(2000000000)
+/* The last words of a worker to its peers, past its endpoints. */
+#define KVP_UCX_SETTLE_NS UINT64_C(500000000)
 /* Bytes of eager payload that travel as one fragment, without reassembly at the receiver. */
 #define KVP_UCX_FRAGMENT_BYTES (1024u * 1024u)
 

@@ -593,6 +593,36 @@ Test(net, closing_the_net_ends_all)
 	kill_and_reap(pid);
 }
 
+/*
+ * A transport may be closed at any moment of a peer's way in, when answers of UCX's own to a peer
+ * that does not turn have not been sent yet. Both ends, after any number of turns.
+ */
+Test(net, closes_while_a_peer_connects, .timeout = 120)
+{
+	for (int both = 0; both < 40; both++) {
+		for (int alone = 0; alone < 8; alone++) {
+			struct node a, b;
+
+			node_open(&a);
+			node_open(&b);
+			node_connect(&a, &b);
+			cr_assert_eq(send_one(&a, 0, NULL, 0), 0);
+			for (int i = 0; i < both; i++) {
+				ops->progress(a.net);
+				ops->progress(b.net);
+			}
+			for (int i = 0; i < alone; i++)
+				ops->progress(b.net);
+			node_close(&b);
+			cr_assert_eq(a.bad + b.bad, 0);
+			node_close(&a);
+			cr_assert_eq(a.closed, 1);
+		}
+	}
+	if (kvp_net_ucx_left_open() > 0)
+		_exit(0); /* as a daemon would */
+}
+
 Test(net, reconnects_without_a_leak)
 {
 	struct node a, b;
