@@ -95,6 +95,7 @@
 	CALL(ucp_config_read, UCS, 0) \
 	CALL(ucp_ep_create, UCS, 0) \
 	CALL(ucp_ep_flush_nbx, UCSP, 0) \
+	CALL(ucp_worker_flush_nbx, UCSP, 0) \
 	CALL(ucp_init_version, UCS, 0) \
 	CALL(ucp_context_query, UCS, 0) \
 	CALL(uct_component_query, UCS, 0) \
