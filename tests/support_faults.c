@@ -202,7 +202,7 @@ int fault_try_submit(struct fault_room *room, enum fault_part part)
 	struct kvp_side_desc side = src_side(room, from);
 	struct kvp_segment segment = { .id = SEGMENT, .entry = LAYERS, .bytes = BLOB };
 	struct rig_key key = key_of(room);
-	uint32_t pages[KVP_ARRAY_SIZE(room->src.pages)];
+	uint32_t pages[KVP_ARRAY_SIZE(room->src.pages)] = { 0 }; /* on_chunk may want more */
 	uint8_t meta[META];
 
 	chunk.start = from;
