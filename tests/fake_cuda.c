@@ -11,7 +11,8 @@
  * has enabled it; "drops": what one writes to the other is lost. KVP_FAKE_CUDA_BUSY is a path:
  * while there is a file, nothing that was launched is seen to be over. KVP_FAKE_CUDA_LOST is one:
  * from the first call on that finds a file there, the GPU is lost. KVP_FAKE_CUDA_DMABUF is "no":
- * no dma-bufs can be made.
+ * no dma-bufs can be made. KVP_FAKE_CUDA names the machine whose GPUs these are: programs that give
+ * different names do not fill each other's memory.
  *
  * For the programs that play engines with real daemons. In-process tests have tests/fake_gpu.c.
  */
@@ -32,7 +33,7 @@
 
 #include "kernels/move.h"
 
-#define NAME "fake-gpu-memory" /* behind it the number of its GPU */
+#define NAME "fake-gpu-memory" /* behind it the number of its GPU, a dot, and its machine */
 #define GPUS 2
 #define TOTAL_BYTES (UINT64_C(8) << 30)
 #define MAPS 1024u
@@ -141,9 +142,25 @@ static struct map *map_add(uint64_t addr, uint64_t bytes, int fd)
 	return map;
 }
 
+static const char *machine(void)
+{
+	const char *text = getenv("KVP_FAKE_CUDA");
+
+	return text ? text : "";
+}
+
+static void memory_name(char name[64], int device)
+{
+	(void)snprintf(name, 64, NAME "%d.%s", device, machine());
+}
+
 static int memory_new(uint64_t bytes, int device)
 {
-	int fd = memfd_create(device ? NAME "1" : NAME "0", MFD_CLOEXEC);
+	char name[64];
+	int fd;
+
+	memory_name(name, device);
+	fd = memfd_create(name, MFD_CLOEXEC);
 
 	if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0)
 		abort();
@@ -163,16 +180,17 @@ static void *memory_map(int fd, uint64_t bytes, void *at)
 /* Each inode once, whoever maps it: its size, from the lines of /proc/PID/maps. */
 static void used_by(const char *pid, uint64_t inodes[MAPS], uint32_t *n, uint64_t *used)
 {
-	char path[300], line[512];
+	char path[300], line[512], here[64];
 	FILE *file;
 
+	(void)snprintf(here, sizeof(here), ".%s ", machine()); /* "(deleted)" follows */
 	(void)snprintf(path, sizeof(path), "/proc/%s/maps", pid);
 	file = fopen(path, "re");
 	while (file && fgets(line, sizeof(line), file)) {
 		uint64_t from, to, inode;
 		uint32_t i = 0;
 
-		if (!strstr(line, "/memfd:" NAME) ||
+		if (!strstr(line, "/memfd:" NAME) || !strstr(line, here) ||
 		    /* NOLINTNEXTLINE(cert-err34-c): the kernel's numbers */
 		    sscanf(line, "%" SCNx64 "-%" SCNx64 " %*s %*s %*s %" SCNu64, &from, &to,
 			   &inode) != 3)
@@ -519,7 +537,7 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle ha
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *fd,
 					CUmemAllocationHandleType type)
 {
-	char path[64], link[64] = "";
+	char path[64], link[128] = "";
 	const char *name;
 	struct stat st;
 

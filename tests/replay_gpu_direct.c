@@ -136,24 +136,10 @@ static void decode(void *arg)
 
 /* ---- what the daemon says -------------------------------------------------------------------- */
 
-static cJSON *ask(const struct rig_daemon *daemon, const char *what, const char *arg)
-{
-	struct kvp_client *client = rig_client(daemon, "probe");
-	char *json = NULL;
-	cJSON *root;
-
-	RIG_CALL(client, kvp_inspect(client, what, arg, &json));
-	root = cJSON_Parse(json);
-	RIG_REQUIRE(root, "%s", json);
-	free(json);
-	kvp_client_close(client);
-	return root;
-}
-
 /* A number of the GPU's lane: `part` of it, NULL: of its own. */
 static double lane_number(const struct rig_daemon *daemon, const char *part, const char *name)
 {
-	cJSON *root = ask(daemon, "lanes", NULL);
+	cJSON *root = rig_ask(daemon, "lanes", NULL);
 	const cJSON *lane, *item = NULL;
 	double n = -1;
 
@@ -169,7 +155,7 @@ static double lane_number(const struct rig_daemon *daemon, const char *part, con
 
 static void room_says(const struct rig_daemon *daemon, const char *room, const char *what)
 {
-	cJSON *root = ask(daemon, "room", room);
+	cJSON *root = rig_ask(daemon, "room", room);
 	char *text = cJSON_PrintUnformatted(root);
 
 	RIG_REQUIRE(strstr(text, what), "%s is not in %s", what, text);

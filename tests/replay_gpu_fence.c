@@ -38,20 +38,6 @@ static uint64_t deadline(void)
 
 /* ---- what the daemon has --------------------------------------------------------------------- */
 
-static cJSON *ask(const struct rig_daemon *daemon, const char *what)
-{
-	struct kvp_client *client = rig_client(daemon, "probe");
-	char *json = NULL;
-	cJSON *root;
-
-	RIG_CALL(client, kvp_inspect(client, what, NULL, &json));
-	root = cJSON_Parse(json);
-	RIG_REQUIRE(root, "%s", json);
-	free(json);
-	kvp_client_close(client);
-	return root;
-}
-
 static double number(const cJSON *object, const char *name)
 {
 	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
@@ -62,7 +48,7 @@ static double number(const cJSON *object, const char *name)
 
 static double has(const struct rig_daemon *daemon, const char *what)
 {
-	cJSON *status = ask(daemon, "status");
+	cJSON *status = rig_ask(daemon, "status", NULL);
 	double n = number(status, what);
 
 	cJSON_Delete(status);
@@ -71,7 +57,7 @@ static double has(const struct rig_daemon *daemon, const char *what)
 
 static double imports(const struct rig_daemon *daemon)
 {
-	cJSON *root = ask(daemon, "lanes");
+	cJSON *root = rig_ask(daemon, "lanes", NULL);
 	const cJSON *lane, *gpu;
 	double n = 0;
 

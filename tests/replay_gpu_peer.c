@@ -134,20 +134,6 @@ static void decode(void *arg)
 
 /* ---- what the daemon says -------------------------------------------------------------------- */
 
-static cJSON *ask(const struct rig_daemon *daemon, const char *what, const char *arg)
-{
-	struct kvp_client *client = rig_client(daemon, "probe");
-	char *json = NULL;
-	cJSON *root;
-
-	RIG_CALL(client, kvp_inspect(client, what, arg, &json));
-	root = cJSON_Parse(json);
-	RIG_REQUIRE(root, "%s", json);
-	free(json);
-	kvp_client_close(client);
-	return root;
-}
-
 static double number(const cJSON *root, const char *part, const char *name)
 {
 	const cJSON *item = cJSON_GetObjectItemCaseSensitive(
@@ -169,7 +155,7 @@ static uint32_t occurrences(const char *text, const char *what)
 /* Imports of clients' memory, of all lanes. */
 static double imports(const struct rig_daemon *daemon)
 {
-	cJSON *root = ask(daemon, "lanes", NULL);
+	cJSON *root = rig_ask(daemon, "lanes", NULL);
 	const cJSON *lane;
 	double n = 0;
 
@@ -194,7 +180,7 @@ static void imports_gone(const struct rig_daemon *daemon)
 /* Modes of the rooms' legs that are over, and bytes by peer access. */
 static void moved(const struct rig_daemon *daemon, uint32_t peer, const char *slow_path)
 {
-	cJSON *status = ask(daemon, "status", NULL), *rooms = ask(daemon, "room", "7");
+	cJSON *status = rig_ask(daemon, "status", NULL), *rooms = rig_ask(daemon, "room", "7");
 	char *text = cJSON_PrintUnformatted(rooms), *all = cJSON_PrintUnformatted(status);
 	char want[64];
 
@@ -215,7 +201,7 @@ static void moved(const struct rig_daemon *daemon, uint32_t peer, const char *sl
 /* What is said of pools while they are there: why another GPU does not reach them. */
 static void pools_say(const struct rig_daemon *daemon, const char *what)
 {
-	cJSON *pools = ask(daemon, "pools", NULL);
+	cJSON *pools = rig_ask(daemon, "pools", NULL);
 	char *text = cJSON_PrintUnformatted(pools);
 
 	RIG_REQUIRE(strstr(text, what), "%s is not in %s", what, text);
@@ -361,7 +347,7 @@ static void wait_launches(const struct rig_daemon *daemon)
 	double n = 0;
 
 	while (n == 0) {
-		cJSON *root = ask(daemon, "lanes", NULL);
+		cJSON *root = rig_ask(daemon, "lanes", NULL);
 		const cJSON *lane;
 
 		cJSON_ArrayForEach (lane, cJSON_GetObjectItemCaseSensitive(root, "lanes"))
@@ -375,7 +361,7 @@ static void wait_launches(const struct rig_daemon *daemon)
 
 static uint32_t ends_failed(const struct rig_daemon *daemon)
 {
-	cJSON *root = ask(daemon, "status", NULL);
+	cJSON *root = rig_ask(daemon, "status", NULL);
 	uint32_t n = (uint32_t)number(root, "counters", "failed");
 
 	cJSON_Delete(root);

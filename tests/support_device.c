@@ -175,13 +175,15 @@ bool device_served(void)
 /* Starts over with the driver that is none; returns where there is none of that either. */
 static void use_fake(char **argv)
 {
-	char dir[4096], path[4200];
+	char dir[4096], path[4200], machine[16];
 
 	rig_program(dir, sizeof(dir), "tests/fake");
 	snprintf(path, sizeof(path), "%s/libcuda.so.1", dir);
 	if (access(path, R_OK) < 0 || device_is_fake())
 		return;
-	RIG_REQUIRE(setenv("LD_LIBRARY_PATH", dir, 1) == 0 && setenv("KVP_FAKE_CUDA", "1", 1) == 0);
+	snprintf(machine, sizeof(machine), "%d", (int)getpid());
+	RIG_REQUIRE(setenv("LD_LIBRARY_PATH", dir, 1) == 0 &&
+		    setenv("KVP_FAKE_CUDA", machine, 1) == 0);
 	execv("/proc/self/exe", argv);
 }
 

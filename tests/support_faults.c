@@ -429,20 +429,6 @@ bool fault_points(void)
 
 /* ---- what a daemon shows -------------------------------------------------------------------- */
 
-static cJSON *ask(const struct rig_daemon *daemon, const char *what)
-{
-	struct kvp_client *client = rig_client(daemon, "probe");
-	cJSON *root;
-	char *json;
-
-	RIG_CALL(client, kvp_inspect(client, what, NULL, &json));
-	root = cJSON_Parse(json);
-	RIG_REQUIRE(root, "%s", json);
-	free(json);
-	kvp_client_close(client);
-	return root;
-}
-
 static uint64_t number(const cJSON *object, const char *name)
 {
 	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
@@ -482,7 +468,7 @@ static void hold_order(const struct rig_daemon *daemon, const char *point, bool 
 
 static uint64_t lane_turns(const struct rig_daemon *daemon)
 {
-	cJSON *root = ask(daemon, "lanes");
+	cJSON *root = rig_ask(daemon, "lanes", NULL);
 	uint64_t n = number(lane_of(root), "turns");
 
 	cJSON_Delete(root);
@@ -506,7 +492,7 @@ void fault_held(const struct rig_daemon *daemon, const char *point)
 	uint64_t until = rig_now_ns() + FAULT_SECS * UINT64_C(1000000000), n = 0;
 
 	for (;;) {
-		cJSON *root = ask(daemon, "lanes");
+		cJSON *root = rig_ask(daemon, "lanes", NULL);
 
 		n = number(cJSON_GetObjectItemCaseSensitive(lane_of(root), "holds"), point);
 		cJSON_Delete(root);
@@ -530,7 +516,7 @@ static void idle(const struct rig_daemon *daemon, bool but_sent)
 	uint64_t until = rig_now_ns() + FAULT_SECS * UINT64_C(1000000000);
 
 	for (;;) {
-		cJSON *root = ask(daemon, "status");
+		cJSON *root = rig_ask(daemon, "status", NULL);
 		const cJSON *rooms = cJSON_GetObjectItemCaseSensitive(root, "rooms");
 		const cJSON *lane = lane_of(root);
 		uint64_t n = number(rooms, "dest") + number(rooms, "send");
@@ -568,7 +554,7 @@ void fault_parked(const struct rig_daemon *daemon)
 	const cJSON *limit;
 
 	while (n == 0) {
-		cJSON *root = ask(daemon, "status");
+		cJSON *root = rig_ask(daemon, "status", NULL);
 
 		cJSON_ArrayForEach (limit, cJSON_GetObjectItemCaseSensitive(root, "limits")) {
 			const cJSON *name = cJSON_GetObjectItemCaseSensitive(limit, "name");
@@ -608,7 +594,7 @@ void fault_session_lost(const struct rig_daemon *daemon, const struct rig_daemon
 	bool up = true;
 
 	while (up) {
-		cJSON *root = ask(daemon, "peers");
+		cJSON *root = rig_ask(daemon, "peers", NULL);
 
 		up = has_session(cJSON_GetObjectItemCaseSensitive(root, "peers"), peer->address,
 				 since_ns);
@@ -649,7 +635,7 @@ void fault_maps_back(const struct rig_daemon *daemon, uint32_t maps)
 
 void fault_heap(const struct rig_daemon *daemon, uint64_t bytes[2])
 {
-	cJSON *root = ask(daemon, "status");
+	cJSON *root = rig_ask(daemon, "status", NULL);
 
 	bytes[0] = number(root, "heap_bytes");
 	bytes[1] = number(root, "heap_mapped_bytes");

@@ -20,6 +20,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cjson/cJSON.h>
+
 #include "tests/support_clock.h"
 
 unsigned int rig_deadline_s = 120;
@@ -678,6 +680,20 @@ struct kvp_client *rig_client(const struct rig_daemon *daemon, const char *name)
 	rc = kvp_client_open(&client, &options);
 	RIG_REQUIRE(rc == 0, "%s: %s", daemon->name, strerror(-rc));
 	return client;
+}
+
+struct cJSON *rig_ask(const struct rig_daemon *daemon, const char *what, const char *arg)
+{
+	struct kvp_client *client = rig_client(daemon, "probe");
+	char *json = NULL;
+	cJSON *root;
+
+	RIG_CALL(client, kvp_inspect(client, what, arg, &json));
+	root = cJSON_Parse(json);
+	RIG_REQUIRE(root, "%s", json);
+	free(json);
+	kvp_client_close(client);
+	return root;
 }
 
 struct kvp_room_state rig_state(const struct kvp_client *client, kvp_room_id id)

@@ -160,6 +160,8 @@ uint64_t rig_random(uint64_t *seed);
 /* ---- clients -------------------------------------------------------------------------------- */
 
 struct kvp_client *rig_client(const struct rig_daemon *daemon, const char *name);
+/* What the daemon shows (kvp_inspect()); `arg` may be NULL. cJSON_Delete() it. */
+struct cJSON *rig_ask(const struct rig_daemon *daemon, const char *what, const char *arg);
 struct kvp_room_state rig_state(const struct kvp_client *client, kvp_room_id id);
 /* Requires that the room gets there in time, and returns its state. */
 struct kvp_room_state rig_await(struct kvp_client *client, kvp_room_id id, enum kvp_wait_for what,

@@ -697,7 +697,7 @@ static void share(enum who who, const char *name)
 /* The driver that is none is found first, by this process and the daemons. */
 static void use_fake_gpu(void)
 {
-	char dir[4096], path[4200];
+	char dir[4096], path[4200], machine[16];
 
 	rig_program(dir, sizeof(dir), "../tests/fake");
 	(void)snprintf(path, sizeof(path), "%s/libcuda.so.1", dir);
@@ -705,7 +705,9 @@ static void use_fake_gpu(void)
 		(void)printf("built without CUDA\n");
 		exit(77); /* NOLINT(concurrency-mt-unsafe): one thread */
 	}
+	(void)snprintf(machine, sizeof(machine), "%d", (int)getpid()); /* fits */
 	(void)setenv("LD_LIBRARY_PATH", dir, 1);
+	(void)setenv("KVP_FAKE_CUDA", machine, 1);
 }
 
 /* The library in this process has been loaded by now: its file is named before the start. */
