@@ -323,8 +323,7 @@ static void close_endpoints(struct kvp_net *net)
 
 /*
  * Whether what UCX has to say of its own is out too. It answers a peer that is on its way in, and
- * when a worker is destroyed before such an answer could be sent, UCX 1.13 ends the process: a
- * failed assertion, or a use of memory that it has freed.
+ * when a worker is destroyed before such an answer could be sent, an assertion of UCX 1.13 fails.
  */
 static bool worker_settles(struct kvp_net *net)
 {
