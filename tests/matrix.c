@@ -458,19 +458,6 @@ static pid_t victim_pid(const struct cell *cell)
 						: cell->victim->pid;
 }
 
-static void stand_still(pid_t pid)
-{
-	int status;
-
-	RIG_REQUIRE(kill(pid, SIGSTOP) == 0 && waitpid(pid, &status, WUNTRACED) == pid &&
-		    WIFSTOPPED(status));
-}
-
-static void go_on(pid_t pid)
-{
-	RIG_REQUIRE(kill(pid, SIGCONT) == 0);
-}
-
 static uint16_t port_of(const struct rig_daemon *daemon)
 {
 	return (uint16_t)strtoul(strrchr(daemon->address, ':') + 1, NULL, 10);
@@ -494,9 +481,9 @@ static void cut(const struct cell *cell)
 static void crawl(const struct cell *cell)
 {
 	while (rig_now_ns() < cell->fault_ns + MX_SLOW_MS * UINT64_C(1000000)) {
-		stand_still(cell->victim->pid);
+		fault_stop(cell->victim->pid);
 		rig_sleep_ms(MX_HEARTBEAT_MS);
-		go_on(cell->victim->pid);
+		fault_go_on(cell->victim->pid);
 		rig_sleep_ms(4);
 	}
 }
@@ -520,7 +507,7 @@ static void inject(struct cell *cell)
 			rig_daemon_kill(cell->victim);
 		break;
 	case MX_STOP:
-		stand_still(victim_pid(cell));
+		fault_stop(victim_pid(cell));
 		break;
 	case MX_CUT:
 	case MX_CUT_DATA:
@@ -555,7 +542,7 @@ static void undo(struct cell *cell)
 		cell->held &= client || keeper(cell) != cell->victim;
 		break;
 	case MX_STOP:
-		go_on(victim_pid(cell));
+		fault_go_on(victim_pid(cell));
 		break;
 	case MX_LOST_OUT:
 	case MX_LOST_IN:

@@ -36,19 +36,6 @@ static void pair_begin(struct rig *rig, struct pair *pair, uint32_t row_bytes)
 	fault_connect_both(&pair->room);
 }
 
-static void stop(pid_t pid)
-{
-	int status;
-
-	RIG_REQUIRE(kill(pid, SIGSTOP) == 0 && waitpid(pid, &status, WUNTRACED) == pid &&
-		    WIFSTOPPED(status));
-}
-
-static void go_on(pid_t pid)
-{
-	RIG_REQUIRE(kill(pid, SIGCONT) == 0);
-}
-
 static void lost(const struct fault_end *end)
 {
 	struct kvp_room_state state = fault_fails(end, KVP_STATUS_PEER_LOST);
@@ -85,7 +72,7 @@ static void point_run(struct rig *rig, const char *point, bool at_prefill, bool 
 	fault_submit(room, FAULT_REST);
 	fault_held(keeper, point);
 
-	stop(victim->pid);
+	fault_stop(victim->pid);
 	if (keeper == survivor)
 		fault_hold(keeper, point, false);
 	lost(other);
@@ -94,7 +81,7 @@ static void point_run(struct rig *rig, const char *point, bool at_prefill, bool 
 	fault_idle(survivor);
 	fault_fds_back(survivor, fds);
 
-	go_on(victim->pid);
+	fault_go_on(victim->pid);
 	if (keeper == victim)
 		fault_hold(keeper, point, false);
 	lost(standing);
@@ -143,7 +130,7 @@ static void full_pipe(struct rig *rig, bool dies)
 	fault_submit(room, FAULT_FIRST);
 	fault_submit(room, FAULT_REST);
 	fault_held(pair.prefill, "send");
-	stop(pair.decode->pid);
+	fault_stop(pair.decode->pid);
 	fault_hold(pair.prefill, "send", false);
 	lost(&room->src);
 	fault_released(&room->src);
@@ -151,7 +138,7 @@ static void full_pipe(struct rig *rig, bool dies)
 	if (dies) {
 		rig_daemon_kill(pair.decode);
 	} else {
-		go_on(pair.decode->pid);
+		fault_go_on(pair.decode->pid);
 		lost(&room->dst);
 		fault_released(&room->dst);
 	}
@@ -213,7 +200,7 @@ static void silent_engine(struct rig *rig)
 	pair_begin(rig, &pair, 576);
 	pid = fault_child(decode_engine, &engine);
 	rig_stage_wait(rig, EXPECTED, 1, FAULT_SECS);
-	stop(pid);
+	fault_stop(pid);
 	fault_open(&pair.room);
 	fault_submit(&pair.room, FAULT_FIRST);
 	fault_submit(&pair.room, FAULT_REST);
@@ -222,7 +209,7 @@ static void silent_engine(struct rig *rig)
 			.complete);
 	fault_check_all(&pair.room);
 	RIG_REQUIRE(rig_stage_get(rig, COMPLETED) == 0);
-	go_on(pid);
+	fault_go_on(pid);
 	rig_stage_wait(rig, COMPLETED, 1, FAULT_SECS);
 	fault_kill(pid);
 	fault_close(&pair.room);

@@ -694,3 +694,16 @@ void fault_kill(pid_t pid)
 			    WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL,
 		    "process %d had ended by itself", (int)pid);
 }
+
+void fault_stop(pid_t pid)
+{
+	int status;
+
+	RIG_REQUIRE(kill(pid, SIGSTOP) == 0 && waitpid(pid, &status, WUNTRACED) == pid &&
+		    WIFSTOPPED(status));
+}
+
+void fault_go_on(pid_t pid)
+{
+	RIG_REQUIRE(kill(pid, SIGCONT) == 0);
+}

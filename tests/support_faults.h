@@ -111,3 +111,6 @@ bool fault_points(void);
 /* A process that runs fn(arg) and then serves nothing until it is killed. */
 pid_t fault_child(void (*fn)(void *arg), void *arg);
 void fault_kill(pid_t pid);
+/* A child stands still from the return on, and goes on. */
+void fault_stop(pid_t pid);
+void fault_go_on(pid_t pid);
