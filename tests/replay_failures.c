@@ -79,23 +79,14 @@ static void refused(const struct fault_end *end, int rc, enum kvp_status status)
 /* A number of `status`, by its path. */
 static uint64_t counter(const struct rig_daemon *daemon, const char *object, const char *name)
 {
-	struct kvp_client *client = rig_client(daemon, "probe");
-	const cJSON *at;
+	cJSON *root = rig_ask(daemon, "status", NULL);
+	const cJSON *at = cJSON_GetObjectItemCaseSensitive(root, object);
 	uint64_t value;
-	cJSON *root;
-	char *json;
 
-	RIG_CALL(client, kvp_inspect(client, "status", NULL, &json));
-	root = cJSON_Parse(json);
-	at = cJSON_GetObjectItemCaseSensitive(root, object);
 	if (cJSON_IsArray(at))
 		at = cJSON_GetArrayItem(at, 0);
-	at = cJSON_GetObjectItemCaseSensitive(at, name);
-	RIG_REQUIRE(cJSON_IsNumber(at), "%s.%s", object, name);
-	value = (uint64_t)at->valuedouble;
+	value = (uint64_t)rig_number(at, name);
 	cJSON_Delete(root);
-	free(json);
-	kvp_client_close(client);
 	return value;
 }
 

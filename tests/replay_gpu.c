@@ -196,33 +196,22 @@ static void decode(void *arg)
 	device_pool_free(&pool);
 }
 
-static double figure(const cJSON *object, const char *name)
-{
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
-
-	RIG_REQUIRE(cJSON_IsNumber(item), "no number %s", name);
-	return item->valuedouble;
-}
-
 /* What the daemon counts is what its lanes have done, the GPU's too. */
 static void counts_add_up(const struct rig_daemon *daemon)
 {
 	static const char *const names[] = { "pieces_sent",  "bytes_sent",   "pieces_landed",
 					     "bytes_landed", "pieces_local", "bytes_local" };
-	struct kvp_client *client = rig_client(daemon, "probe");
+	cJSON *status = rig_ask(daemon, "status", NULL);
+	char *json = cJSON_PrintUnformatted(status);
 	double all = 0, sum;
 	const cJSON *lane;
-	char *json = NULL;
-	cJSON *status;
 
-	RIG_CALL(client, kvp_inspect(client, "status", NULL, &json));
-	status = cJSON_Parse(json);
 	for (uint32_t i = 0; i < KVP_ARRAY_SIZE(names); i++) {
 		sum = 0;
 		cJSON_ArrayForEach (lane, cJSON_GetObjectItemCaseSensitive(status, "lanes"))
-			sum += figure(lane, names[i]);
-		RIG_REQUIRE(figure(cJSON_GetObjectItemCaseSensitive(status, "counters"),
-				   names[i]) == sum,
+			sum += rig_number(lane, names[i]);
+		RIG_REQUIRE(rig_number(cJSON_GetObjectItemCaseSensitive(status, "counters"),
+				       names[i]) == sum,
 			    "%s: lanes have %.0f: %s", names[i], sum, json);
 		all += sum;
 	}
@@ -230,8 +219,7 @@ static void counts_add_up(const struct rig_daemon *daemon)
 	/* Sums that are asked for and cannot be are counted. */
 	RIG_REQUIRE(!strstr(json, "\"unchecked_gpu\"") == !getenv("KVP_TEST_CHECKSUM"), "%s", json);
 	cJSON_Delete(status);
-	free(json);
-	kvp_client_close(client);
+	cJSON_free(json);
 }
 
 static void transfer(struct rig *rig, bool local, enum device_kind from, enum device_kind to)
@@ -519,12 +507,7 @@ static void stalled(struct rig *rig)
 		e[2 + i].rank = 0;
 		rig_rank_start(rig, "stalled decode", stalled_decode, &e[2 + i]);
 	}
-	dead = fork();
-	RIG_REQUIRE(dead >= 0);
-	if (dead == 0) {
-		stalled_prefill(&e[1]);
-		_exit(1);
-	}
+	dead = rig_fork("stalled", stalled_prefill, &e[1]);
 	rig_stage_wait(rig, STAGE_HELD, 2, SECS);
 	rig_rank_start(rig, "stalled", stalled_prefill, &e[0]);
 	e[4] = (struct engine){
@@ -636,18 +619,6 @@ static void pause_engine(void *arg)
 	device_pool_free(&pool);
 }
 
-static pid_t start(void (*fn)(void *), struct engine *e)
-{
-	pid_t pid = fork();
-
-	RIG_REQUIRE(pid >= 0);
-	if (pid == 0) {
-		fn(e);
-		_exit(1);
-	}
-	return pid;
-}
-
 /* What opens the GPU must not be the child of a process that has: all start before this one does.
  */
 static void owners(struct rig *rig)
@@ -662,7 +633,7 @@ static void owners(struct rig *rig)
 		rig_ranks_join(rig, SECS);
 	}
 	for (uint32_t i = 0; i < 2; i++)
-		pids[i] = start(owner, &e[i]);
+		pids[i] = rig_fork("owner", owner, &e[i]);
 	for (uint32_t i = 0; i < 2; i++)
 		kill_owner(rig, &e[i], pids[i]);
 }
@@ -732,7 +703,6 @@ static void endless_prefill(void *arg)
 	}
 	kvp_client_close(client);
 	device_pool_free(&pool);
-	_exit(0);
 }
 
 static void endless_decode(void *arg)
@@ -754,7 +724,6 @@ static void endless_decode(void *arg)
 	}
 	kvp_client_close(client);
 	device_pool_free(&pool);
-	_exit(0);
 }
 
 /* Kills one end while rooms come and go; the daemons serve others afterwards. */
@@ -769,11 +738,11 @@ static void killed(struct rig *rig, bool producer)
 	pid_t source, sinks[RANKS];
 	int status;
 
-	source = start(endless_prefill, &send);
+	source = rig_fork("prefill", endless_prefill, &send);
 	for (uint32_t r = 0; r < RANKS; r++) {
 		receive[r].own = there;
 		receive[r].rank = r;
-		sinks[r] = start(endless_decode, &receive[r]);
+		sinks[r] = rig_fork("decode", endless_decode, &receive[r]);
 	}
 	rig_stage_wait(rig, STAGE_VALUE, fake ? 102 : 105, SECS);
 	RIG_REQUIRE(kill(producer ? source : sinks[0], SIGKILL) == 0);

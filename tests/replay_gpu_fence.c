@@ -12,20 +12,12 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include "tests/support_device.h"
+#include "tests/support_end.h"
 
-#define PAGE 64u
-#define PAGES 24u
-#define ROW 576u
-#define LAYERS 3u
-#define PIECE (2 * PAGE) /* tokens of a chunk */
+#define PIECE (2 * END_PAGE) /* tokens of a chunk */
 #define TOKENS (8 * PIECE)
-#define SECS 30
 #define DEATHS 8u
 #define CONFIG "[gpu]\ndevices = all\nslots = 2\nslot_bytes = 1M\n"
 
@@ -33,38 +25,15 @@ enum { STAGE_HELD };
 
 static uint64_t deadline(void)
 {
-	return rig_now_ns() + SECS * UINT64_C(1000000000);
-}
-
-/* ---- what the daemon has --------------------------------------------------------------------- */
-
-static double number(const cJSON *object, const char *name)
-{
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
-
-	RIG_REQUIRE(cJSON_IsNumber(item), "no number %s", name);
-	return item->valuedouble;
+	return rig_now_ns() + END_SECS * UINT64_C(1000000000);
 }
 
 static double has(const struct rig_daemon *daemon, const char *what)
 {
 	cJSON *status = rig_ask(daemon, "status", NULL);
-	double n = number(status, what);
+	double n = rig_number(status, what);
 
 	cJSON_Delete(status);
-	return n;
-}
-
-static double imports(const struct rig_daemon *daemon)
-{
-	cJSON *root = rig_ask(daemon, "lanes", NULL);
-	const cJSON *lane, *gpu;
-	double n = 0;
-
-	cJSON_ArrayForEach (lane, cJSON_GetObjectItemCaseSensitive(root, "lanes"))
-		if ((gpu = cJSON_GetObjectItemCaseSensitive(lane, "gpu")))
-			n += number(gpu, "imports");
-	cJSON_Delete(root);
 	return n;
 }
 
@@ -74,9 +43,10 @@ static void left(const struct rig_daemon *daemon, uint32_t pools, uint32_t fence
 	uint64_t until = deadline();
 
 	while (has(daemon, "pools") != pools || has(daemon, "fences") != fences ||
-	       imports(daemon) != pools) {
+	       end_lanes(daemon, "gpu", "imports") != pools) {
 		RIG_REQUIRE(rig_now_ns() < until, "pools %.0f, fences %.0f, imports %.0f",
-			    has(daemon, "pools"), has(daemon, "fences"), imports(daemon));
+			    has(daemon, "pools"), has(daemon, "fences"),
+			    end_lanes(daemon, "gpu", "imports"));
 		rig_sleep_ms(2);
 	}
 }
@@ -86,102 +56,15 @@ static void nothing_left(const struct rig_daemon *daemon)
 	left(daemon, 0, 0);
 }
 
-/* ---- ends ------------------------------------------------------------------------------------ */
-
-struct end {
-	struct kvp_client *client;
-	struct rig_pool pool;
-	uint32_t pages[PAGES];
-	struct kvp_side_desc side;
-	kvp_room_id id;
-};
-
-static void end_make(struct end *end, const struct rig_daemon *daemon, enum device_kind kind,
-		     uint64_t salt)
+static void prefill_make(struct end *end, const struct rig_daemon *daemon, enum device_kind kind)
 {
-	memset(end, 0, sizeof(*end));
-	end->client = rig_client(daemon, "engine");
-	device_open();
-	for (uint32_t i = 0; i < LAYERS; i++)
-		(void)rig_pool_entry(&end->pool, i, ROW, PAGE, PAGES);
-	device_pool_allocate(&end->pool, "engine", salt, kind);
-	device_pool_register(&end->pool, end->client, "engine");
-	rig_pages(end->pages, PAGES - 1, 1, PAGES, salt);
-	end->side = (struct kvp_side_desc){
-		.page = PAGE, .dcp_size = 1, .interleave = 1, .n_pages = TOKENS / PAGE
-	};
-	end->side.pages = end->pages;
+	end_make(end, &(struct end_plan){ daemon, .kind = kind, .room = 7, .tokens = TOKENS });
 }
 
-static void end_close(struct end *end)
+static void decode_make(struct end *end, const struct rig_daemon *daemon, enum device_kind kind)
 {
-	kvp_client_close(end->client);
-	device_pool_free(&end->pool);
-}
-
-static void end_open(struct end *end, uint64_t room)
-{
-	struct kvp_side_desc side = end->side;
-	struct kvp_open open = KVP_OPEN_INIT;
-
-	side.pages = NULL;
-	side.n_pages = 0;
-	open.room = room;
-	open.pool = end->pool.id;
-	open.sides = &side;
-	open.n_sides = 1;
-	RIG_CALL(end->client, kvp_open(end->client, &open, NULL, NULL, &end->id));
-}
-
-static void end_expect(struct end *end, const struct rig_daemon *daemon, uint64_t room)
-{
-	struct kvp_expect_sender sender = { daemon->address, 0, 1, KVP_ROLE_DATA };
-	struct kvp_expect expect = KVP_EXPECT_INIT;
-
-	expect.room = room;
-	expect.pool = end->pool.id;
-	expect.sides = &end->side;
-	expect.n_sides = 1;
-	expect.senders = &sender;
-	expect.n_senders = 1;
-	expect.end = TOKENS;
-	RIG_CALL(end->client, kvp_expect(end->client, &expect, NULL, NULL, &end->id));
-}
-
-static void end_submit(struct end *end, uint64_t from, uint64_t tokens, struct kvp_fence *fence,
-		       uint64_t value)
-{
-	struct kvp_side_desc side = end->side;
-	struct kvp_chunk chunk = KVP_CHUNK_INIT;
-
-	chunk.sides = &side;
-	chunk.n_sides = 1;
-	chunk.start = from;
-	chunk.tokens = tokens;
-	chunk.last = from + tokens == TOKENS;
-	chunk.fence = fence;
-	chunk.fence_value = value;
-	RIG_CALL(end->client, kvp_submit(end->client, end->id, &chunk, NULL, NULL, NULL));
-}
-
-static void end_write(struct end *end, uint64_t from, uint64_t to, uint64_t room)
-{
-	const struct rig_key key = { room, 0 };
-
-	rig_put_rows(end->pool.mem, &end->pool, &end->side, from, to, &key);
-	device_pool_push(&end->pool);
-}
-
-/* All rows are there, and no other byte was touched. */
-static void end_check(struct end *end, uint64_t room)
-{
-	const struct rig_key key = { room, 0 };
-	uint8_t *image = rig_pool_image(&end->pool);
-
-	rig_put_rows(image, &end->pool, &end->side, 0, TOKENS, &key);
-	device_pool_pull(&end->pool);
-	rig_pool_check(&end->pool, image, "decode");
-	free(image);
+	end_make(end, &(struct end_plan){ daemon, .kind = kind, .n_ranks = 1, .room = 7,
+					  .tokens = TOKENS });
 }
 
 /* Waits until so many tokens are free at the source, and requires that no more are. */
@@ -230,27 +113,27 @@ static void words(struct rig *rig)
 	struct end from, to;
 	uint32_t n = 0;
 
-	end_make(&from, daemon, DEVICE_IPC, 1);
-	end_make(&to, daemon, DEVICE_CHUNKS, 2);
+	prefill_make(&from, daemon, DEVICE_IPC);
+	decode_make(&to, daemon, DEVICE_CHUNKS);
 	RIG_CALL(from.client, kvp_fence_create(from.client, 3, &fence));
 	RIG_CALL(from.client, kvp_fence_map_device(fence));
-	end_open(&from, 7);
-	end_expect(&to, daemon, 7);
+	end_open(&from);
+	end_expect(&to);
 	for (uint32_t i = 0; i < KVP_ARRAY_SIZE(awaited); i++)
 		end_submit(&from, (uint64_t)i * PIECE, PIECE, fence, awaited[i]);
-	RIG_REQUIRE(!rig_await(from.client, from.id, KVP_WAIT_READY, SECS).failed);
+	RIG_REQUIRE(!rig_await(from.client, from.id, KVP_WAIT_READY, END_SECS).failed);
 	kvp_fence_signal(fence, 1, UINT64_MAX); /* another word */
 	only_free(&from, 0);
 	for (uint32_t i = 0; i < KVP_ARRAY_SIZE(steps); i++) {
-		end_write(&from, (uint64_t)n * PIECE, (uint64_t)steps[i].chunks * PIECE, 7);
+		end_write(&from, (uint64_t)n * PIECE, (uint64_t)steps[i].chunks * PIECE);
 		n = steps[i].chunks;
 		RIG_CALL(from.client,
 			 kvp_fence_stream_signal(fence, 0, steps[i].word, device_stream()));
 		device_sync();
 		only_free(&from, n);
 	}
-	RIG_REQUIRE(rig_await(to.client, to.id, KVP_WAIT_RELEASED, SECS).complete);
-	end_check(&to, 7);
+	end_await(&to);
+	end_check(&to, TOKENS);
 	end_close(&from);
 	end_close(&to);
 	nothing_left(daemon);
@@ -272,13 +155,13 @@ static void dying(void *arg)
 	struct end from;
 	uint64_t until;
 
-	end_make(&from, death->daemon, death->round % 2 ? DEVICE_CHUNKS : DEVICE_IPC, 1);
+	prefill_make(&from, death->daemon, death->round % 2 ? DEVICE_CHUNKS : DEVICE_IPC);
 	RIG_CALL(from.client, kvp_fence_create(from.client, 1, &fence));
 	RIG_CALL(from.client, kvp_fence_map_device(fence));
-	end_open(&from, 7);
+	end_open(&from);
 	end_submit(&from, 0, TOKENS, fence, 1);
-	RIG_REQUIRE(!rig_await(from.client, from.id, KVP_WAIT_READY, SECS).failed);
-	end_write(&from, 0, TOKENS, 7);
+	RIG_REQUIRE(!rig_await(from.client, from.id, KVP_WAIT_READY, END_SECS).failed);
+	end_write(&from, 0, TOKENS);
 	until = rig_now_ns() + death->round / 2 * UINT64_C(150000);
 	RIG_CALL(from.client, kvp_fence_stream_signal(fence, 0, 1, device_stream()));
 	device_sync();
@@ -294,16 +177,16 @@ static void bereaved(void *arg)
 	struct kvp_room_state state;
 	struct end to;
 
-	end_make(&to, death->daemon, DEVICE_IPC, 2);
-	end_expect(&to, death->daemon, 7);
+	decode_make(&to, death->daemon, DEVICE_IPC);
+	end_expect(&to);
 	rig_stage_set(death->rig, STAGE_HELD, death->round + 1);
-	state = rig_await(to.client, to.id, KVP_WAIT_RELEASED, SECS);
+	state = rig_await(to.client, to.id, KVP_WAIT_RELEASED, END_SECS);
 	RIG_REQUIRE(state.complete || state.status == KVP_STATUS_CLIENT_LOST, "%s: %s",
 		    kvp_status_name(state.status), state.reason);
 	printf("     %s\n", state.complete ? "complete" : state.reason);
 	fflush(stdout);
 	if (state.complete)
-		end_check(&to, 7);
+		end_check(&to, TOKENS);
 	end_close(&to);
 }
 
@@ -315,15 +198,10 @@ static void deaths(struct rig *rig)
 
 	for (death.round = 0; death.round < DEATHS; death.round++) {
 		rig_rank_start(rig, "decode", bereaved, &death);
-		rig_stage_wait(rig, STAGE_HELD, death.round + 1, SECS);
-		pid = fork();
-		RIG_REQUIRE(pid >= 0);
-		if (pid == 0) {
-			dying(&death);
-			_exit(1);
-		}
+		rig_stage_wait(rig, STAGE_HELD, death.round + 1, END_SECS);
+		pid = rig_fork("prefill", dying, &death);
 		RIG_REQUIRE(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status));
-		rig_ranks_join(rig, SECS);
+		rig_ranks_join(rig, END_SECS);
 		nothing_left(death.daemon);
 	}
 }
@@ -377,7 +255,7 @@ static void hasty(void *arg)
 	options.socket = death->daemon->socket;
 	options.timeout_ms = 1000;
 	RIG_REQUIRE(kvp_client_open(&client, &options) == 0);
-	(void)rig_pool_entry(&pool, 0, ROW, PAGE, PAGES);
+	(void)rig_pool_entry(&pool, 0, END_ROW, END_PAGE, END_PAGES);
 	device_pool_allocate(&pool, "hasty", 1, death->round % 2 ? DEVICE_CHUNKS : DEVICE_IPC);
 	mem.addr = pool.device;
 	mem.bytes = pool.bytes;
@@ -385,7 +263,7 @@ static void hasty(void *arg)
 	desc.n_entries = desc.n_mems = 1;
 	desc.mems = &mem;
 	rig_stage_set(death->rig, STAGE_HELD, 2 * death->round + 1);
-	rig_stage_wait(death->rig, STAGE_HELD, 2 * death->round + 2, SECS);
+	rig_stage_wait(death->rig, STAGE_HELD, 2 * death->round + 2, END_SECS);
 	RIG_REQUIRE(kvp_pool_register(client, &desc, &pool.id) == -ETIMEDOUT);
 	(void)raise(SIGKILL);
 }
@@ -396,7 +274,7 @@ static void probe(void *arg)
 	const struct death *death = arg;
 	struct end end;
 
-	end_make(&end, death->daemon, DEVICE_IPC, 1);
+	prefill_make(&end, death->daemon, DEVICE_IPC);
 	end_close(&end);
 }
 
@@ -408,20 +286,15 @@ static void hasty_owners(struct rig *rig)
 	pid_t pid;
 
 	for (death.round = 0; death.round < 2; death.round++) {
-		pid = fork();
-		RIG_REQUIRE(pid >= 0);
-		if (pid == 0) {
-			hasty(&death);
-			_exit(1);
-		}
-		rig_stage_wait(rig, STAGE_HELD, 2 * death.round + 1, SECS);
+		pid = rig_fork("hasty", hasty, &death);
+		rig_stage_wait(rig, STAGE_HELD, 2 * death.round + 1, END_SECS);
 		RIG_REQUIRE(kill(death.daemon->pid, SIGSTOP) == 0);
 		rig_stage_set(rig, STAGE_HELD, 2 * death.round + 2);
 		RIG_REQUIRE(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status));
 		RIG_REQUIRE(kill(death.daemon->pid, SIGCONT) == 0);
 		/* Behind it in the daemon's queue, and served. */
 		rig_rank_start(rig, "probe", probe, &death);
-		rig_ranks_join(rig, SECS);
+		rig_ranks_join(rig, END_SECS);
 		nothing_left(death.daemon);
 	}
 }
@@ -456,28 +329,30 @@ static void same_address(struct rig *rig)
 	struct kvp_room_state state;
 	struct end from, to;
 
-	end_make(&from, daemon, DEVICE_CHUNKS, 1);
-	end_make(&to, daemon, DEVICE_CHUNKS, 2);
+	prefill_make(&from, daemon, DEVICE_CHUNKS);
+	decode_make(&to, daemon, DEVICE_CHUNKS);
 	for (uint64_t room = 7; room < 10; room++) {
-		end_open(&from, 100 + room); /* nobody expects it: it is parked with a chunk */
+		from.plan.room = to.plan.room = 100 + room;
+		end_open(&from); /* nobody expects it: it is parked with a chunk */
 		end_submit(&from, 0, TOKENS, NULL, 0);
 		pool_back(&from);
-		state = rig_await(from.client, from.id, KVP_WAIT_RELEASED, SECS);
+		state = rig_await(from.client, from.id, KVP_WAIT_RELEASED, END_SECS);
 		RIG_REQUIRE(state.failed && state.status == KVP_STATUS_POOL_GONE, "%s: %s",
 			    kvp_status_name(state.status), state.reason);
-		end_expect(&to, daemon, 100 + room); /* nobody sends it any more */
+		end_expect(&to); /* nobody sends it any more */
 		pool_back(&to);
-		state = rig_await(to.client, to.id, KVP_WAIT_RELEASED, SECS);
+		state = rig_await(to.client, to.id, KVP_WAIT_RELEASED, END_SECS);
 		RIG_REQUIRE(state.failed, "%s", state.reason);
 		left(daemon, 2, 0);
 
-		end_open(&from, room);
-		end_expect(&to, daemon, room);
-		end_write(&from, 0, TOKENS, room);
+		from.plan.room = to.plan.room = room;
+		end_open(&from);
+		end_expect(&to);
+		end_write(&from, 0, TOKENS);
 		end_submit(&from, 0, TOKENS, NULL, 0);
-		RIG_REQUIRE(rig_await(to.client, to.id, KVP_WAIT_RELEASED, SECS).complete);
-		RIG_REQUIRE(rig_await(from.client, from.id, KVP_WAIT_RELEASED, SECS).complete);
-		end_check(&to, room);
+		end_await(&to);
+		end_await(&from);
+		end_check(&to, TOKENS);
 		kvp_room_forget(from.client, from.id);
 		kvp_room_forget(to.client, to.id);
 	}

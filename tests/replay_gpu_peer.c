@@ -17,131 +17,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "proto/util.h"
-#include "tests/support_device.h"
+#include "tests/support_end.h"
 
-#define PAGE 64u
-#define PAGES 24u
-#define ROW 576u
-#define LAYERS 3u
 #define RANKS 2u
-#define TOKENS (UINT64_C(1000))
-#define SECS 20
-#define SLOTS "slots = 2\nslot_bytes = 1M\n"
-#define CONFIG "[gpu]\ndevices = all\n" SLOTS
-
-struct engine {
-	struct rig *rig;
-	const struct rig_daemon *daemon;
-	enum device_kind kind;
-	uint32_t rank;
-	bool killed; /* in mid-move */
-};
-
-/* ---- engines --------------------------------------------------------------------------------- */
-
-static struct kvp_client *engine_begin(const struct engine *e, int gpu, uint32_t pages,
-				       struct rig_pool *pool)
-{
-	struct kvp_client *client = rig_client(e->daemon, "engine");
-
-	device_use(gpu);
-	memset(pool, 0, sizeof(*pool));
-	for (uint32_t i = 0; i < LAYERS; i++)
-		(void)rig_pool_entry(pool, i, ROW, PAGE, pages);
-	device_pool_allocate(pool, "engine", 1 + e->rank, e->kind);
-	device_pool_register(pool, client, "engine");
-	return client;
-}
-
-static void engine_end(struct kvp_client *client, struct rig_pool *pool)
-{
-	kvp_client_close(client);
-	device_pool_free(pool);
-}
-
-static void prefill(void *arg)
-{
-	const struct engine *e = arg;
-	struct kvp_side_desc side = { .page = PAGE, .dcp_size = 1, .interleave = 1 };
-	struct kvp_open open = KVP_OPEN_INIT;
-	struct kvp_chunk chunk = KVP_CHUNK_INIT;
-	const struct rig_key key = { 7, 0 };
-	uint32_t pages[PAGES];
-	struct rig_pool pool;
-	struct kvp_client *client = engine_begin(e, 0, PAGES, &pool);
-	kvp_room_id id;
-
-	open.room = 7;
-	open.sender = e->rank;
-	open.pool = pool.id;
-	open.sides = chunk.sides = &side;
-	open.n_sides = chunk.n_sides = 1;
-	RIG_CALL(client, kvp_open(client, &open, NULL, NULL, &id));
-	rig_pages(pages, PAGES - 1, 1, PAGES, 7);
-	side.pages = pages;
-	side.n_pages = KVP_DIV_UP(TOKENS, PAGE);
-	rig_put_rows(pool.mem, &pool, &side, 0, TOKENS, &key);
-	device_pool_push(&pool);
-	chunk.tokens = TOKENS;
-	chunk.last = true;
-	RIG_CALL(client, kvp_submit(client, id, &chunk, NULL, NULL, NULL));
-	if (e->killed) {
-		(void)kvp_room_wait(client, id, KVP_WAIT_TERMINAL, SECS * 1000);
-		_exit(0); /* the other end was killed */
-	}
-	RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, SECS).complete);
-	engine_end(client, &pool);
-}
-
-/* Rank 0 is on the sender's GPU, rank 1 on the other. */
-static void decode(void *arg)
-{
-	const struct engine *e = arg;
-	const struct rig_key key = { 7, 0 };
-	uint32_t pages[PAGES / RANKS];
-	struct kvp_side_desc side = { .page = PAGE,
-				      .dcp_size = RANKS,
-				      .dcp_rank = e->rank,
-				      .interleave = 1,
-				      .pages = pages,
-				      .n_pages = KVP_DIV_UP(TOKENS, PAGE * RANKS) };
-	struct kvp_expect_sender sender = { e->daemon->address, 0, RANKS, KVP_ROLE_DATA };
-	struct kvp_expect expect = KVP_EXPECT_INIT;
-	struct rig_pool pool;
-	struct kvp_client *client = engine_begin(e, e->rank ? 1 : 0, PAGES / RANKS, &pool);
-	uint8_t *image;
-	kvp_room_id id;
-
-	rig_pages(pages, PAGES / RANKS - 1, 1, PAGES / RANKS, 9);
-	expect.room = 7;
-	expect.dest = e->rank;
-	expect.pool = pool.id;
-	expect.sides = &side;
-	expect.n_sides = 1;
-	expect.senders = &sender;
-	expect.n_senders = 1;
-	expect.end = TOKENS;
-	RIG_CALL(client, kvp_expect(client, &expect, NULL, NULL, &id));
-	RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, SECS).complete);
-	image = rig_pool_image(&pool);
-	rig_put_rows(image, &pool, &side, 0, TOKENS, &key);
-	device_pool_pull(&pool);
-	rig_pool_check(&pool, image, "decode");
-	free(image);
-	engine_end(client, &pool);
-}
+#define CONFIG "[gpu]\ndevices = all\nslots = 2\nslot_bytes = 1M\n"
 
 /* ---- what the daemon says -------------------------------------------------------------------- */
-
-static double number(const cJSON *root, const char *part, const char *name)
-{
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(
-		cJSON_GetObjectItemCaseSensitive(root, part), name);
-
-	RIG_REQUIRE(cJSON_IsNumber(item), "no number %s.%s", part, name);
-	return item->valuedouble;
-}
 
 static uint32_t occurrences(const char *text, const char *what)
 {
@@ -152,61 +33,26 @@ static uint32_t occurrences(const char *text, const char *what)
 	return n;
 }
 
-/* Imports of clients' memory, of all lanes. */
-static double imports(const struct rig_daemon *daemon)
-{
-	cJSON *root = rig_ask(daemon, "lanes", NULL);
-	const cJSON *lane;
-	double n = 0;
-
-	cJSON_ArrayForEach (lane, cJSON_GetObjectItemCaseSensitive(root, "lanes"))
-		if (cJSON_GetObjectItemCaseSensitive(lane, "gpu"))
-			n += number(lane, "gpu", "imports");
-	cJSON_Delete(root);
-	return n;
-}
-
-/* Waits until nothing of the clients' memory is mapped. */
-static void imports_gone(const struct rig_daemon *daemon)
-{
-	uint64_t until = rig_now_ns() + SECS * UINT64_C(1000000000);
-
-	while (imports(daemon) > 0) {
-		RIG_REQUIRE(rig_now_ns() < until, "memory of clients stays mapped");
-		rig_sleep_ms(2);
-	}
-}
-
 /* Modes of the rooms' legs that are over, and bytes by peer access. */
 static void moved(const struct rig_daemon *daemon, uint32_t peer, const char *slow_path)
 {
 	cJSON *status = rig_ask(daemon, "status", NULL), *rooms = rig_ask(daemon, "room", "7");
 	char *text = cJSON_PrintUnformatted(rooms), *all = cJSON_PrintUnformatted(status);
+	const cJSON *counters = cJSON_GetObjectItemCaseSensitive(status, "counters");
 	char want[64];
 
 	RIG_REQUIRE(occurrences(text, "\"mode\":\"peer\"") >= peer, "%s", text);
 	RIG_REQUIRE(peer || !strstr(text, "\"mode\":\"peer\""), "%s", text);
-	RIG_REQUIRE(number(status, "counters", "rooms_peer") == peer, "%s", all);
-	RIG_REQUIRE((number(status, "counters", "bytes_peer") > 0) == (peer > 0), "%s", all);
+	RIG_REQUIRE(rig_number(counters, "rooms_peer") == peer, "%s", all);
+	RIG_REQUIRE((rig_number(counters, "bytes_peer") > 0) == (peer > 0), "%s", all);
 	if (peer)
-		RIG_REQUIRE(number(status, "counters", "pieces_landed") == 0, "%s", all);
+		RIG_REQUIRE(rig_number(counters, "pieces_landed") == 0, "%s", all);
 	snprintf(want, sizeof(want), "\"name\":\"%s\"", slow_path ? slow_path : "peer_");
 	RIG_REQUIRE(!strstr(all, want) == !slow_path, "%s", all);
 	cJSON_free(text);
 	cJSON_free(all);
 	cJSON_Delete(status);
 	cJSON_Delete(rooms);
-}
-
-/* What is said of pools while they are there: why another GPU does not reach them. */
-static void pools_say(const struct rig_daemon *daemon, const char *what)
-{
-	cJSON *pools = rig_ask(daemon, "pools", NULL);
-	char *text = cJSON_PrintUnformatted(pools);
-
-	RIG_REQUIRE(strstr(text, what), "%s is not in %s", what, text);
-	cJSON_free(text);
-	cJSON_Delete(pools);
 }
 
 /* ---- scenarios ------------------------------------------------------------------------------- */
@@ -223,19 +69,34 @@ static struct rig_daemon *start(struct rig *rig, const char *peer, const char *c
 	return daemon;
 }
 
+static struct end_plan sender(const struct rig_daemon *daemon, enum device_kind kind)
+{
+	return (struct end_plan){ daemon, .kind = kind, .room = 7, .tokens = 1000 };
+}
+
+/* Rank 0 is on the sender's GPU, rank 1 on the other. */
+static struct end_plan receiver(const struct rig_daemon *daemon, enum device_kind kind,
+				uint32_t rank)
+{
+	struct end_plan plan = sender(daemon, kind);
+
+	plan.n_ranks = RANKS;
+	plan.rank = rank;
+	plan.gpu = (int)rank;
+	return plan;
+}
+
 static void transfer(struct rig *rig, const struct rig_daemon *daemon, enum device_kind kind)
 {
-	struct engine send = { .rig = rig, .daemon = daemon, .kind = kind };
-	struct engine receive[RANKS];
+	struct end_plan send = sender(daemon, kind), receive;
 
 	for (uint32_t r = 0; r < RANKS; r++) {
-		receive[r] = send;
-		receive[r].rank = r;
-		rig_rank_start(rig, "decode", decode, &receive[r]);
+		receive = receiver(daemon, kind, r);
+		rig_rank_start(rig, "decode", end_decode, &receive);
 	}
-	rig_rank_start(rig, "prefill", prefill, &send);
-	rig_ranks_join(rig, SECS);
-	imports_gone(daemon);
+	rig_rank_start(rig, "prefill", end_prefill, &send);
+	rig_ranks_join(rig, END_SECS);
+	end_unmapped(daemon);
 }
 
 static void by_handles(struct rig *rig)
@@ -286,16 +147,15 @@ static void off(struct rig *rig)
 static void refused(struct rig *rig, const char *peer, const char *why)
 {
 	const struct rig_daemon *daemon = start(rig, peer, CONFIG);
-	const struct engine e = { .rig = rig, .daemon = daemon, .kind = DEVICE_IPC };
-	struct rig_pool pool;
-	struct kvp_client *client;
+	const struct end_plan plan = receiver(daemon, DEVICE_IPC, 1);
+	struct end end;
 
 	transfer(rig, daemon, DEVICE_IPC);
 	transfer(rig, daemon, DEVICE_CHUNKS);
 	moved(daemon, 0, "peer_unable");
-	client = engine_begin(&e, 1, PAGES, &pool);
-	pools_say(daemon, why);
-	engine_end(client, &pool);
+	end_make(&end, &plan);
+	rig_says(daemon, "pools", NULL, why); /* while there are some */
+	end_close(&end);
 }
 
 static void not_possible(struct rig *rig)
@@ -316,18 +176,6 @@ static void lost_writes(struct rig *rig)
 		refused(rig, "drops", "the bytes do not arrive");
 }
 
-static pid_t engine_fork(void (*fn)(void *), struct engine *e)
-{
-	pid_t pid = fork();
-
-	RIG_REQUIRE(pid >= 0);
-	if (pid == 0) {
-		fn(e);
-		_exit(0);
-	}
-	return pid;
-}
-
 static void busy(const char *path, bool on)
 {
 	int fd;
@@ -343,17 +191,9 @@ static void busy(const char *path, bool on)
 
 static void wait_launches(const struct rig_daemon *daemon)
 {
-	uint64_t until = rig_now_ns() + SECS * UINT64_C(1000000000);
-	double n = 0;
+	uint64_t until = rig_now_ns() + END_SECS * UINT64_C(1000000000);
 
-	while (n == 0) {
-		cJSON *root = rig_ask(daemon, "lanes", NULL);
-		const cJSON *lane;
-
-		cJSON_ArrayForEach (lane, cJSON_GetObjectItemCaseSensitive(root, "lanes"))
-			if (cJSON_GetObjectItemCaseSensitive(lane, "gpu"))
-				n += number(lane, "gpu", "busy");
-		cJSON_Delete(root);
+	while (end_lanes(daemon, "gpu", "busy") <= 0) {
 		RIG_REQUIRE(rig_now_ns() < until, "nothing is launched");
 		rig_sleep_ms(2);
 	}
@@ -362,7 +202,8 @@ static void wait_launches(const struct rig_daemon *daemon)
 static uint32_t ends_failed(const struct rig_daemon *daemon)
 {
 	cJSON *root = rig_ask(daemon, "status", NULL);
-	uint32_t n = (uint32_t)number(root, "counters", "failed");
+	const cJSON *counters = cJSON_GetObjectItemCaseSensitive(root, "counters");
+	uint32_t n = (uint32_t)rig_number(counters, "failed");
 
 	cJSON_Delete(root);
 	return n;
@@ -374,10 +215,9 @@ static uint32_t ends_failed(const struct rig_daemon *daemon)
  */
 static void killed(struct rig *rig)
 {
-	uint64_t until = rig_now_ns() + SECS * UINT64_C(1000000000);
+	uint64_t until = rig_now_ns() + END_SECS * UINT64_C(1000000000);
 	const struct rig_daemon *daemon;
-	struct engine e = { .rig = rig, .kind = DEVICE_IPC, .killed = true };
-	struct engine ranks[RANKS];
+	struct end_plan send, receive;
 	pid_t source, sinks[RANKS];
 	char path[128];
 
@@ -385,31 +225,35 @@ static void killed(struct rig *rig)
 		return;
 	snprintf(path, sizeof(path), "%s/busy", rig->dir);
 	RIG_REQUIRE(setenv("KVP_FAKE_CUDA_BUSY", path, 1) == 0);
-	daemon = e.daemon = start(rig, NULL, CONFIG);
+	daemon = start(rig, NULL, CONFIG);
 	RIG_REQUIRE(unsetenv("KVP_FAKE_CUDA_BUSY") == 0);
 	busy(path, true);
-	source = engine_fork(prefill, &e);
+	send = sender(daemon, DEVICE_IPC);
+	send.bereaved = true;
+	source = rig_fork("prefill", end_prefill, &send);
 	for (uint32_t r = 0; r < RANKS; r++) {
-		ranks[r] = e;
-		ranks[r].rank = r;
-		sinks[r] = engine_fork(decode, &ranks[r]);
+		receive = receiver(daemon, DEVICE_IPC, r);
+		receive.bereaved = true;
+		sinks[r] = rig_fork("decode", end_decode, &receive);
 	}
 	wait_launches(daemon);
 	/* Each of three pools is mapped by both lanes. */
-	RIG_REQUIRE(imports(daemon) == 6, "%.0f", imports(daemon));
+	RIG_REQUIRE(end_lanes(daemon, "gpu", "imports") == 6, "%.0f",
+		    end_lanes(daemon, "gpu", "imports"));
 	RIG_REQUIRE(kill(sinks[1], SIGKILL) == 0 && waitpid(sinks[1], NULL, 0) == sinks[1]);
 	while (ends_failed(daemon) < 2) {
 		RIG_REQUIRE(rig_now_ns() < until, "the rooms do not fail");
 		rig_sleep_ms(2);
 	}
-	RIG_REQUIRE(imports(daemon) == 6, "%.0f: memory that a launch uses is unmapped",
-		    imports(daemon));
+	RIG_REQUIRE(end_lanes(daemon, "gpu", "imports") == 6,
+		    "%.0f: memory that a launch uses is unmapped",
+		    end_lanes(daemon, "gpu", "imports"));
 	busy(path, false);
 	(void)kill(sinks[0], SIGKILL);
 	RIG_REQUIRE(waitpid(sinks[0], NULL, 0) == sinks[0]);
 	(void)kill(source, SIGKILL);
 	RIG_REQUIRE(waitpid(source, NULL, 0) == source);
-	imports_gone(daemon);
+	end_unmapped(daemon);
 	transfer(rig, daemon, DEVICE_CHUNKS);
 }
 

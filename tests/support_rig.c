@@ -302,12 +302,10 @@ void rig_end(struct rig *rig)
 
 /* ---- ranks ---------------------------------------------------------------------------------- */
 
-void rig_rank_start(struct rig *rig, const char *name, void (*fn)(void *arg), void *arg)
+pid_t rig_fork(const char *name, void (*fn)(void *arg), void *arg)
 {
-	struct rig_rank *rank = &rig->ranks[rig->n_ranks];
 	pid_t pid;
 
-	RIG_REQUIRE(rig->n_ranks < RIG_RANKS);
 	fflush(stdout);
 	pid = fork();
 	RIG_REQUIRE(pid >= 0, "%s", strerror(errno));
@@ -318,8 +316,16 @@ void rig_rank_start(struct rig *rig, const char *name, void (*fn)(void *arg), vo
 		fflush(stdout);
 		_exit(0);
 	}
+	return pid;
+}
+
+void rig_rank_start(struct rig *rig, const char *name, void (*fn)(void *arg), void *arg)
+{
+	struct rig_rank *rank = &rig->ranks[rig->n_ranks];
+
+	RIG_REQUIRE(rig->n_ranks < RIG_RANKS);
 	snprintf(rank->name, sizeof(rank->name), "%s", name);
-	rank->pid = pid;
+	rank->pid = rig_fork(name, fn, arg);
 	rig->n_ranks++;
 }
 
@@ -694,6 +700,24 @@ struct cJSON *rig_ask(const struct rig_daemon *daemon, const char *what, const c
 	free(json);
 	kvp_client_close(client);
 	return root;
+}
+
+void rig_says(const struct rig_daemon *daemon, const char *what, const char *arg, const char *text)
+{
+	cJSON *root = rig_ask(daemon, what, arg);
+	char *json = cJSON_PrintUnformatted(root);
+
+	RIG_REQUIRE(json && strstr(json, text), "%s is not in %s", text, json);
+	cJSON_free(json);
+	cJSON_Delete(root);
+}
+
+double rig_number(const cJSON *object, const char *name)
+{
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+
+	RIG_REQUIRE(cJSON_IsNumber(item), "no number %s", name);
+	return item->valuedouble;
 }
 
 struct kvp_room_state rig_state(const struct kvp_client *client, kvp_room_id id)

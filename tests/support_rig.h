@@ -78,7 +78,9 @@ int rig_daemon_stop(struct rig_daemon *daemon);
 /* Stops all daemons, which must exit with 0. */
 void rig_end(struct rig *rig);
 
-/* Forks a rank that runs fn(arg) and exits 0 when it returns. */
+/* Forks a process that runs fn(arg) and exits 0 when it returns; the caller's to wait for. */
+pid_t rig_fork(const char *name, void (*fn)(void *arg), void *arg);
+/* The same for a rank. */
 void rig_rank_start(struct rig *rig, const char *name, void (*fn)(void *arg), void *arg);
 /* Waits for all ranks; requires that each exits with 0 within `secs`. */
 void rig_ranks_join(struct rig *rig, int secs);
@@ -162,6 +164,10 @@ uint64_t rig_random(uint64_t *seed);
 struct kvp_client *rig_client(const struct rig_daemon *daemon, const char *name);
 /* What the daemon shows (kvp_inspect()); `arg` may be NULL. cJSON_Delete() it. */
 struct cJSON *rig_ask(const struct rig_daemon *daemon, const char *what, const char *arg);
+/* Requires that what it shows has this text in it. */
+void rig_says(const struct rig_daemon *daemon, const char *what, const char *arg, const char *text);
+/* A number of it, which has to be there. */
+double rig_number(const struct cJSON *object, const char *name);
 struct kvp_room_state rig_state(const struct kvp_client *client, kvp_room_id id);
 /* Requires that the room gets there in time, and returns its state. */
 struct kvp_room_state rig_await(struct kvp_client *client, kvp_room_id id, enum kvp_wait_for what,
