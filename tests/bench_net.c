@@ -23,6 +23,7 @@
 #include "daemon/net.h"
 #include "proto/layout.h"
 #include "proto/util.h"
+#include "tests/support_events.h"
 #include "tests/support_rows.h"
 
 #define RUNS 7u
@@ -122,14 +123,6 @@ static void on_data(void *arg, const void *data, size_t hdr_bytes, const void *p
 		die("answer");
 }
 
-static void on_lost(void *arg, const void *hdr, size_t hdr_bytes, void *place)
-{
-	(void)arg;
-	(void)hdr;
-	(void)hdr_bytes;
-	(void)place;
-}
-
 static void on_sent(void *arg, void *req, int status)
 {
 	if (status < 0)
@@ -137,26 +130,13 @@ static void on_sent(void *arg, void *req, int status)
 	slot_event(arg, (uint32_t)((uintptr_t)req - 1));
 }
 
-static void on_failed(void *arg, struct kvp_net_ep *ep, int status)
-{
-	(void)arg;
-	(void)ep;
-	(void)status;
-}
-
-static void on_closed(void *arg, void *ep_arg)
-{
-	(void)arg;
-	(void)ep_arg;
-}
-
 static const struct kvp_net_events events = {
 	.message = on_message,
 	.data = on_data,
-	.lost = on_lost,
+	.lost = events_no_lost,
 	.sent = on_sent,
-	.failed = on_failed,
-	.closed = on_closed,
+	.failed = events_no_failed,
+	.closed = events_no_closed,
 };
 
 static void side_open(struct side *side)

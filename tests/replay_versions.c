@@ -577,46 +577,6 @@ static void old_decode_peer(struct rig *rig)
 	kvp_client_close(dst);
 }
 
-/* Prefill's daemon is old: the offer says nothing that it needs to know more for, and its accept is
- * agreed to. Its data path is gone with it, so the room fails then, and is released. */
-static void old_prefill_peer(struct rig *rig)
-{
-	struct rig_daemon *decode = rig_daemon_start(rig, "decode", NULL);
-	char address[64];
-	int listener = tcp_listen(address, sizeof(address)), fd, to_fd;
-	struct kvp_client *client;
-	struct recording rec;
-	uint8_t buf[4096];
-	Kvp__PeerMsg *msg, *accept_msg;
-	uint32_t pool;
-	kvp_room_id id;
-
-	(void)memory(&to_fd);
-	recording_read(&rec, "peer");
-	client = library(decode->socket, "decode", to_fd, &pool);
-	id = library_expect(client, pool, address);
-	fd = accept(listener, NULL, NULL);
-	RIG_REQUIRE(fd >= 0);
-	msg = frame_hear(fd);
-	RIG_REQUIRE(msg->body_case == KVP__PEER_MSG__BODY_HELLO && msg->hello->version_min <= V1_0);
-	kvp__peer_msg__free_unpacked(msg, NULL);
-	frame_send(fd, nth(&rec, 'd', 0)->data, nth(&rec, 'd', 0)->len);
-	msg = frame_hear(fd);
-	RIG_REQUIRE(msg->body_case == KVP__PEER_MSG__BODY_OFFER && msg->offer->leg->room == ROOM);
-	accept_msg = kvp__peer_msg__unpack(NULL, nth(&rec, 'd', 1)->len, nth(&rec, 'd', 1)->data);
-	RIG_REQUIRE(accept_msg && accept_msg->body_case == KVP__PEER_MSG__BODY_ACCEPT);
-	accept_msg->accept->leg->generation = msg->offer->leg->generation;
-	frame_send(fd, buf, (uint32_t)kvp__peer_msg__pack(accept_msg, buf));
-	kvp__peer_msg__free_unpacked(msg, NULL);
-	kvp__peer_msg__free_unpacked(accept_msg, NULL);
-	msg = frame_hear(fd);
-	RIG_REQUIRE(msg->body_case == KVP__PEER_MSG__BODY_GO);
-	kvp__peer_msg__free_unpacked(msg, NULL);
-	(void)close(fd);
-	RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, FAULT_SECS).retry);
-	kvp_client_close(client);
-}
-
 /* An old decode offers: a daemon that asks for sums takes it without and counts that; one that must
  * have them refuses it. */
 static Kvp__PeerMsg *old_offer(const struct rig_daemon *prefill)
@@ -845,46 +805,100 @@ static void old_prefill_sends(struct old_lane *lane, uint64_t generation, const 
 	free(piece);
 }
 
-static void prefill_whole(struct rig *rig, bool newer)
-{
-	struct rig_daemon *decode = by_hand_daemon(rig, "decode");
-	char address[64];
-	int listener = tcp_listen(address, sizeof(address)), fd, from_fd, to_fd;
-	uint8_t *from = source(&from_fd), *to = memory(&to_fd);
-	struct kvp_client *client;
-	struct recording rec;
-	struct old_lane lane;
-	Kvp__PeerMsg *msg, *accept_msg;
-	uint32_t pool;
+/* A room of decode's daemon, whose prefill is played. */
+struct prefill {
+	struct kvp_client *client; /* decode's */
 	kvp_room_id id;
+	uint8_t *to; /* decode's memory */
+	int listener, fd;
+	uint64_t generation;
+	struct old_lane lane;
+};
 
-	recording_read(&rec, "peer");
-	old_lane_open(&lane);
-	client = library(decode->socket, "decode", to_fd, &pool);
-	id = library_expect(client, pool, address);
-	fd = accept(listener, NULL, NULL);
-	RIG_REQUIRE(fd >= 0);
-	hear_leg(fd, KVP__PEER_MSG__BODY_HELLO);
-	hello_send(fd, &rec, 'd', newer);
-	msg = frame_hear(fd);
-	RIG_REQUIRE(msg->body_case == KVP__PEER_MSG__BODY_OFFER);
-	old_lane_connect(&lane, msg->offer->lane_address.data, msg->offer->lane_address.len);
-	accept_msg = recorded(&rec, 'd', 1, KVP__PEER_MSG__BODY_ACCEPT);
-	accept_msg->accept->leg->generation = msg->offer->leg->generation;
-	with_lane(&accept_msg->accept->lane_address, &lane);
-	frame_pack(fd, accept_msg, newer);
-	beat(fd, newer);
-	hear_leg(fd, KVP__PEER_MSG__BODY_GO);
-	old_prefill_sends(&lane, msg->offer->leg->generation, from);
-	hear_leg(fd, KVP__PEER_MSG__BODY_END);
+/* Accepts what is offered: with its lane, or with that of the recording, which is gone. */
+static void prefill_accepts(struct prefill *prefill, struct recording *rec, bool newer,
+			    bool has_lane)
+{
+	Kvp__PeerMsg *msg = frame_hear(prefill->fd);
+	Kvp__PeerMsg *accept_msg = recorded(rec, 'd', 1, KVP__PEER_MSG__BODY_ACCEPT);
+
+	RIG_REQUIRE(msg->body_case == KVP__PEER_MSG__BODY_OFFER && msg->offer->leg->room == ROOM);
+	prefill->generation = msg->offer->leg->generation;
+	accept_msg->accept->leg->generation = prefill->generation;
+	if (has_lane) {
+		old_lane_open(&prefill->lane);
+		old_lane_connect(&prefill->lane, msg->offer->lane_address.data,
+				 msg->offer->lane_address.len);
+		with_lane(&accept_msg->accept->lane_address, &prefill->lane);
+	}
+	frame_pack(prefill->fd, accept_msg, newer);
 	kvp__peer_msg__free_unpacked(msg, NULL);
 	kvp__peer_msg__free_unpacked(accept_msg, NULL);
-	RIG_REQUIRE(rig_await(client, id, KVP_WAIT_RELEASED, FAULT_SECS).complete);
-	check_rows(from, to);
-	(void)close(fd);
-	(void)close(listener);
-	old_lane_close(&lane);
-	kvp_client_close(client);
+}
+
+/* As far as the go. */
+static void prefill_begin(struct prefill *prefill, struct rig *rig, bool newer, bool has_lane)
+{
+	struct rig_daemon *decode = by_hand_daemon(rig, "decode");
+	struct recording rec;
+	char address[64];
+	Kvp__PeerMsg *msg;
+	uint32_t pool;
+	int to_fd;
+
+	memset(prefill, 0, sizeof(*prefill));
+	recording_read(&rec, "peer");
+	prefill->listener = tcp_listen(address, sizeof(address));
+	prefill->to = memory(&to_fd);
+	prefill->client = library(decode->socket, "decode", to_fd, &pool);
+	prefill->id = library_expect(prefill->client, pool, address);
+	prefill->fd = accept(prefill->listener, NULL, NULL);
+	RIG_REQUIRE(prefill->fd >= 0);
+	msg = frame_hear(prefill->fd);
+	RIG_REQUIRE(msg->body_case == KVP__PEER_MSG__BODY_HELLO && msg->hello->version_min <= V1_0);
+	kvp__peer_msg__free_unpacked(msg, NULL);
+	hello_send(prefill->fd, &rec, 'd', newer);
+	prefill_accepts(prefill, &rec, newer, has_lane);
+	beat(prefill->fd, newer);
+	hear_leg(prefill->fd, KVP__PEER_MSG__BODY_GO);
+}
+
+static struct kvp_room_state prefill_end(struct prefill *prefill, bool has_lane)
+{
+	struct kvp_room_state state =
+		rig_await(prefill->client, prefill->id, KVP_WAIT_RELEASED, FAULT_SECS);
+
+	(void)close(prefill->fd);
+	(void)close(prefill->listener);
+	if (has_lane)
+		old_lane_close(&prefill->lane);
+	return state;
+}
+
+static void prefill_whole(struct rig *rig, bool newer)
+{
+	struct prefill prefill;
+	int from_fd;
+	uint8_t *from = source(&from_fd);
+
+	prefill_begin(&prefill, rig, newer, true);
+	old_prefill_sends(&prefill.lane, prefill.generation, from);
+	hear_leg(prefill.fd, KVP__PEER_MSG__BODY_END);
+	RIG_REQUIRE(prefill_end(&prefill, true).complete);
+	check_rows(from, prefill.to);
+	kvp_client_close(prefill.client);
+}
+
+/* The offer says nothing that it needs to know more for. Its data path is gone with it, so the room
+ * fails then, and is released. */
+static void old_prefill_peer(struct rig *rig)
+{
+	struct prefill prefill;
+
+	prefill_begin(&prefill, rig, false, false);
+	RIG_REQUIRE(shutdown(prefill.fd, SHUT_RDWR) == 0);
+	RIG_REQUIRE(prefill_end(&prefill, false).retry);
+	kvp_client_close(prefill.client);
 }
 
 static void old_decode_whole(struct rig *rig)
@@ -1053,43 +1067,15 @@ static void newer_prefill_refuses(struct rig *rig)
 static void newer_prefill_goes_beyond(struct rig *rig)
 {
 	static const uint8_t unknown_message[] = { 0xe2, 0x03, 0x00 }; /* 60, empty */
-	struct rig_daemon *decode = by_hand_daemon(rig, "decode");
-	char address[64];
-	int listener = tcp_listen(address, sizeof(address)), to_fd, fd;
-	struct kvp_client *client;
 	struct kvp_room_state state;
-	struct recording rec;
-	struct old_lane lane;
-	Kvp__PeerMsg *msg, *accept_msg;
-	uint32_t pool;
-	kvp_room_id id;
+	struct prefill prefill;
 
-	(void)memory(&to_fd);
-	old_lane_open(&lane);
-	recording_read(&rec, "peer");
-	client = library(decode->socket, "decode", to_fd, &pool);
-	id = library_expect(client, pool, address);
-	fd = accept(listener, NULL, NULL);
-	RIG_REQUIRE(fd >= 0);
-	hear_leg(fd, KVP__PEER_MSG__BODY_HELLO);
-	hello_send(fd, &rec, 'd', true);
-	msg = frame_hear(fd);
-	RIG_REQUIRE(msg->body_case == KVP__PEER_MSG__BODY_OFFER);
-	accept_msg = recorded(&rec, 'd', 1, KVP__PEER_MSG__BODY_ACCEPT);
-	accept_msg->accept->leg->generation = msg->offer->leg->generation;
-	with_lane(&accept_msg->accept->lane_address, &lane);
-	frame_pack(fd, accept_msg, true);
-	kvp__peer_msg__free_unpacked(msg, NULL);
-	kvp__peer_msg__free_unpacked(accept_msg, NULL);
-	hear_leg(fd, KVP__PEER_MSG__BODY_GO);
-	frame_send(fd, unknown_message, sizeof(unknown_message));
-	state = rig_await(client, id, KVP_WAIT_RELEASED, FAULT_SECS);
+	prefill_begin(&prefill, rig, true, true);
+	frame_send(prefill.fd, unknown_message, sizeof(unknown_message));
+	state = prefill_end(&prefill, true);
 	RIG_REQUIRE(state.failed && !state.complete && state.reason[0], "%s",
 		    kvp_status_name(state.status));
-	(void)close(fd);
-	(void)close(listener);
-	old_lane_close(&lane);
-	kvp_client_close(client);
+	kvp_client_close(prefill.client);
 }
 
 int main(int argc, char **argv)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/util.h"
+#include "tests/support_events.h"
 
 /* ---- the transport --------------------------------------------------------------------------- */
 
@@ -30,23 +31,6 @@ static void *on_message(void *arg, const void *hdr, size_t hdr_bytes, size_t byt
 	return NULL;
 }
 
-static void on_data(void *arg, const void *hdr, size_t hdr_bytes, const void *data, size_t bytes)
-{
-	(void)arg;
-	(void)hdr;
-	(void)hdr_bytes;
-	(void)data;
-	(void)bytes;
-}
-
-static void on_lost(void *arg, const void *hdr, size_t hdr_bytes, void *place)
-{
-	(void)arg;
-	(void)hdr;
-	(void)hdr_bytes;
-	(void)place;
-}
-
 static void on_sent(void *arg, void *req, int status)
 {
 	struct hostile *h = arg;
@@ -56,21 +40,9 @@ static void on_sent(void *arg, void *req, int status)
 	h->n_sent_back++;
 }
 
-static void on_failed(void *arg, struct kvp_net_ep *ep, int status)
-{
-	(void)arg;
-	(void)ep;
-	(void)status;
-}
-
-static void on_closed(void *arg, void *ep_arg)
-{
-	(void)arg;
-	(void)ep_arg;
-}
-
-static const struct kvp_net_events events = { on_message, on_data,   on_lost, on_sent,
-					      on_failed,  on_closed, NULL };
+static const struct kvp_net_events events = { on_message, events_no_data,   events_no_lost,
+					      on_sent,    events_no_failed, events_no_closed,
+					      NULL };
 
 void hostile_progress(struct hostile *h)
 {

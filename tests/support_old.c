@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/support_events.h"
 #include "tests/support_faults.h"
 
 /* As 1.0 had them. */
@@ -48,14 +49,6 @@ static void on_data(void *arg, const void *hdr, size_t hdr_bytes, const void *da
 	lane->n_payloads++;
 }
 
-static void on_lost(void *arg, const void *hdr, size_t hdr_bytes, void *place)
-{
-	(void)arg;
-	(void)hdr;
-	(void)hdr_bytes;
-	(void)place;
-}
-
 static void on_sent(void *arg, void *req, int status)
 {
 	(void)req;
@@ -63,21 +56,9 @@ static void on_sent(void *arg, void *req, int status)
 	((struct old_lane *)arg)->n_sent++;
 }
 
-static void on_failed(void *arg, struct kvp_net_ep *ep, int status)
-{
-	(void)arg;
-	(void)ep;
-	(void)status;
-}
-
-static void on_closed(void *arg, void *ep_arg)
-{
-	(void)arg;
-	(void)ep_arg;
-}
-
-static const struct kvp_net_events events = { on_message, on_data,   on_lost, on_sent,
-					      on_failed,  on_closed, NULL };
+static const struct kvp_net_events events = { on_message, on_data,          events_no_lost,
+					      on_sent,    events_no_failed, events_no_closed,
+					      NULL };
 
 static void progress_until(struct old_lane *lane, const uint32_t *count, const char *what)
 {

@@ -7,34 +7,11 @@
 
 #include "proto/util.h"
 #include "tests/support_clock.h"
+#include "tests/support_events.h"
 
 uint64_t vp_ms(void)
 {
 	return support_clock_ns() / 1000000;
-}
-
-static void fill(unsigned char *to, size_t bytes, uint64_t seq)
-{
-	uint64_t x = seq * UINT64_C(0x9e3779b97f4a7c15) + 1;
-
-	for (size_t i = 0; i < bytes; i++) {
-		if (i % 8 == 0)
-			x = x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-		to[i] = (unsigned char)(x >> (8 * (i % 8)));
-	}
-}
-
-static bool matches(const unsigned char *at, size_t bytes, uint64_t seq)
-{
-	unsigned char *want = malloc(bytes);
-	bool same;
-
-	if (!want)
-		return false;
-	fill(want, bytes, seq);
-	same = memcmp(want, at, bytes) == 0;
-	free(want);
-	return same;
 }
 
 static void *on_message(void *arg, const void *data, size_t hdr_bytes, size_t bytes)
@@ -65,7 +42,7 @@ static void on_data(void *arg, const void *data, size_t hdr_bytes, const void *p
 	(void)hdr_bytes;
 	memcpy(&hdr, data, sizeof(hdr));
 	node->data++;
-	if (!matches(payload, bytes, hdr.seq))
+	if (!events_match(payload, bytes, hdr.seq))
 		node->bad++;
 }
 
@@ -240,6 +217,6 @@ int vp_put(struct vp_node *node, const struct vp_node *to, uint64_t seq, uint32_
 		.req = node,
 	};
 
-	fill(from, bytes, seq);
+	events_fill(from, bytes, seq);
 	return kvp_net_verbs.put(node->net, node->ep, &put);
 }

@@ -17,6 +17,7 @@
 #include "daemon/net_ucx.h"
 #include "proto/util.h"
 #include "tests/support_clock.h"
+#include "tests/support_events.h"
 
 static const struct kvp_net_ops *const ops = &kvp_net_ucx;
 
@@ -44,28 +45,6 @@ struct node {
 static uint64_t now_ms(void)
 {
 	return support_clock_ns() / 1000000;
-}
-
-static void fill(unsigned char *buf, size_t bytes, uint64_t seq)
-{
-	uint64_t x = seq * UINT64_C(0x9e3779b97f4a7c15) + 1;
-
-	for (size_t i = 0; i < bytes; i++) {
-		if (i % 8 == 0)
-			x = x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-		buf[i] = (unsigned char)(x >> (8 * (i % 8)));
-	}
-}
-
-static bool matches(const unsigned char *buf, size_t bytes, uint64_t seq)
-{
-	unsigned char *want = malloc(bytes);
-	bool same;
-
-	fill(want, bytes, seq);
-	same = memcmp(want, buf, bytes) == 0;
-	free(want);
-	return same;
 }
 
 static void *on_message(void *arg, const void *data, size_t hdr_bytes, size_t bytes)
@@ -96,7 +75,7 @@ static void on_data(void *arg, const void *data, size_t hdr_bytes, const void *p
 	(void)hdr_bytes;
 	memcpy(&hdr, data, sizeof(hdr));
 	node->data++;
-	if (hdr.bytes != bytes || !matches(payload, bytes, hdr.seq))
+	if (hdr.bytes != bytes || !events_match(payload, bytes, hdr.seq))
 		node->bad++;
 }
 
@@ -273,7 +252,7 @@ Test(net, keeps_order_and_bytes_of_every_size)
 	node_connect(&a, &b);
 	for (uint64_t i = 0; i < n; i++) {
 		payload[i] = malloc(sizes[i] + 1);
-		fill(payload[i], sizes[i], i);
+		events_fill(payload[i], sizes[i], i);
 		cr_assert_eq(send_one(&a, i, payload[i], sizes[i]), 0);
 		if (sizes[i])
 			memset(payload[i] + sizes[i], 0, 1);
@@ -341,7 +320,7 @@ Test(net, drops_what_the_lane_refuses)
 	for (uint64_t i = 0; i < 20; i++) {
 		struct hdr hdr = { .seq = i, .bytes = i * 100000, .drop = i % 2 };
 
-		fill(payload, hdr.bytes, i);
+		events_fill(payload, hdr.bytes, i);
 		cr_assert_eq(ops->send(a.net, a.ep, &hdr, sizeof(hdr), payload, hdr.bytes, &a), 0);
 		turn_until(&a, &b, &b.messages, i + 1);
 		turn_until(&a, &b, &a.sent_ok, i + 1);
@@ -407,7 +386,7 @@ Test(net, takes_a_rendezvous)
 		uint64_t seen = b.data + ops->stats(b.net)->dropped;
 
 		hdr.drop = hdr.seq % 3 == 2;
-		fill(payload, BIG, hdr.seq);
+		events_fill(payload, BIG, hdr.seq);
 		send_raw(&a, &hdr, sizeof(hdr), payload, BIG, UCP_AM_SEND_FLAG_RNDV);
 		while (b.data + ops->stats(b.net)->dropped == seen) {
 			ops->progress(a.net);
