@@ -423,71 +423,67 @@ void kvp_room_forget(struct kvp_client *client, kvp_room_id id)
 
 /* ---- waiting ------------------------------------------------------------------------------- */
 
-static bool is_reached(const struct kvpl_room *room, enum kvp_wait_for what)
+/* 1: it is as awaited, 0: not yet, negative errno: it never will be. */
+typedef int await_fn(const struct kvpl_room *room, uint32_t arg);
+
+static int await_phase(const struct kvpl_room *room, uint32_t arg)
 {
-	switch (what) {
+	switch ((enum kvp_wait_for)arg) {
 	case KVP_WAIT_READY:
 		return is_terminal(room) ||
 		       room->state.phase >= (room->is_dest ? KVP_ROOM_ACCEPTED : KVP_ROOM_READY);
 	case KVP_WAIT_TERMINAL:
 		return is_terminal(room);
 	case KVP_WAIT_RELEASED:
-		return room->state.released;
+		return room->state.released != 0;
 	}
-	return true;
+	return 1;
+}
+
+static int await_source_free(const struct kvpl_room *room, uint32_t n)
+{
+	if (room->state.source_free >= n)
+		return 1;
+	return room->state.released ? -ECANCELED : 0;
+}
+
+static int await_delivered(const struct kvpl_room *room, uint32_t n)
+{
+	if (room->state.delivered >= n)
+		return 1;
+	return is_terminal(room) ? -ECANCELED : 0;
+}
+
+static int await_room(struct kvp_client *client, kvp_room_id id, await_fn *await, uint32_t arg,
+		      int timeout_ms)
+{
+	int64_t deadline = kvpl_deadline(timeout_ms);
+	int r = kvpl_check_process(client);
+
+	while (r == 0) {
+		const struct kvpl_room *room = find_or_fail(client, id);
+
+		if (!room)
+			return -ENOENT;
+		r = await(room, arg);
+		if (r != 0)
+			return r < 0 ? r : 0;
+		r = kvpl_conn_turn(client, deadline);
+	}
+	return r;
 }
 
 int kvp_room_wait(struct kvp_client *client, kvp_room_id id, enum kvp_wait_for what, int timeout_ms)
 {
-	int64_t deadline = kvpl_deadline(timeout_ms);
-	int r = kvpl_check_process(client);
-
-	while (r == 0) {
-		const struct kvpl_room *room = find_or_fail(client, id);
-
-		if (!room)
-			return -ENOENT;
-		if (is_reached(room, what))
-			return 0;
-		r = kvpl_conn_turn(client, deadline);
-	}
-	return r;
+	return await_room(client, id, await_phase, what, timeout_ms);
 }
 
 int kvp_room_wait_source_free(struct kvp_client *client, kvp_room_id id, uint32_t n, int timeout_ms)
 {
-	int64_t deadline = kvpl_deadline(timeout_ms);
-	int r = kvpl_check_process(client);
-
-	while (r == 0) {
-		const struct kvpl_room *room = find_or_fail(client, id);
-
-		if (!room)
-			return -ENOENT;
-		if (room->state.source_free >= n)
-			return 0;
-		if (room->state.released)
-			return -ECANCELED;
-		r = kvpl_conn_turn(client, deadline);
-	}
-	return r;
+	return await_room(client, id, await_source_free, n, timeout_ms);
 }
 
 int kvp_room_wait_delivered(struct kvp_client *client, kvp_room_id id, uint32_t n, int timeout_ms)
 {
-	int64_t deadline = kvpl_deadline(timeout_ms);
-	int r = kvpl_check_process(client);
-
-	while (r == 0) {
-		const struct kvpl_room *room = find_or_fail(client, id);
-
-		if (!room)
-			return -ENOENT;
-		if (room->state.delivered >= n)
-			return 0;
-		if (is_terminal(room))
-			return -ECANCELED;
-		r = kvpl_conn_turn(client, deadline);
-	}
-	return r;
+	return await_room(client, id, await_delivered, n, timeout_ms);
 }

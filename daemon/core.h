@@ -43,6 +43,10 @@ struct kvp_core {
 	uint64_t stuck_at[KVP_CORE_LANES];
 };
 
+/* Hands what a lane has said to whom it is about; false: it is about the lane itself, and still to
+ * be taken. */
+bool kvp_core_board(struct kvp_core *core, struct kvp_board *board);
+
 static inline uint64_t kvp_core_now_ns(void)
 {
 	struct timespec ts;

@@ -80,30 +80,10 @@ static void lane_lost(struct kvp_daemon *daemon, struct kvp_board *board)
 
 /* ---- boards */
 
-static void dispatch(struct kvp_daemon *daemon, struct kvp_board *board)
+static void board_take(struct kvp_daemon *daemon, struct kvp_board *board)
 {
-	switch ((enum kvp_board_kind)board->kind) {
-	case KVP_BOARD_POOL:
-		kvp_pool_board(board);
-		return;
-	case KVP_BOARD_GUEST:
-		kvp_pool_guest_board(board);
-		return;
-	case KVP_BOARD_FENCE:
-		kvp_fence_board(board);
-		return;
-	case KVP_BOARD_EP:
-		kvp_peers_board(daemon->core.peers, board);
-		return;
-	case KVP_BOARD_RX:
-	case KVP_BOARD_TX:
-		kvp_rooms_board(daemon->core.rooms, board);
-		return;
-	case KVP_BOARD_LANE:
+	if (!kvp_core_board(&daemon->core, board))
 		lane_lost(daemon, board);
-		return;
-	}
-	assert(false); /* there is no other kind */
 }
 
 static void on_wake(uv_async_t *async)
@@ -115,7 +95,7 @@ static void on_wake(uv_async_t *async)
 		/* A board may be posted again, or freed, as soon as it is looked at. */
 		struct kvp_node *next = node->next;
 
-		dispatch(daemon, KVP_CONTAINER_OF(node, struct kvp_board, node));
+		board_take(daemon, KVP_CONTAINER_OF(node, struct kvp_board, node));
 		node = next;
 	}
 }

@@ -564,6 +564,9 @@ uint64_t kvp_lane_token(struct kvp_lane *lane);
 void kvp_lane_publish(struct kvp_lane *lane);
 
 struct kvp_lane_pool *kvp_lane_pool_find(struct kvp_lane *lane, uint64_t id);
+/* Takes an order of a room's end for which there is no pool (NULL), or no memory. */
+void kvp_lane_refuse_end(struct kvp_lane *lane, struct kvp_order *order, struct kvp_board *board,
+			 const struct kvp_lane_pool *pool);
 void kvp_lane_pool_put(struct kvp_lane *lane, struct kvp_lane_pool *pool);
 /* Closes the dma-bufs that came with a pool, if they are open. */
 void kvp_lane_pool_close_fds(struct kvp_lane *lane, struct kvp_lane_pool *pool);

@@ -25,6 +25,17 @@ struct kvp_lane_pool *kvp_lane_pool_find(struct kvp_lane *lane, uint64_t id)
 	return node ? KVP_CONTAINER_OF(node, struct kvp_lane_pool, node) : NULL;
 }
 
+void kvp_lane_refuse_end(struct kvp_lane *lane, struct kvp_order *order, struct kvp_board *board,
+			 const struct kvp_lane_pool *pool)
+{
+	(void)kvp_board_fail(board, lane->config.loop,
+			     pool ? KVP__STATUS__STATUS_NO_MEMORY : KVP__STATUS__STATUS_POOL_GONE,
+			     pool ? "lane %s has no memory" : "lane %s has no such pool",
+			     lane->config.name);
+	kvp_order_free(order);
+	kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
+}
+
 static void close_fds(struct kvp_order_pool *order, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) {

@@ -31,11 +31,7 @@ static Kvp__Status check_side_geometry(const struct kvp_side *side, const Kvp__S
 				       "page %u x dcp_size %u",
 				       msg->group, ull(side->pos0), side->page, side->dcp_size);
 	default:
-		return kvp_room_refuse(err, KVP__STATUS__STATUS_GEOMETRY,
-				       "sides: group %u: page %u, dcp_size %u, dcp_rank %u, "
-				       "interleave %u cannot be",
-				       msg->group, side->page, side->dcp_size, side->dcp_rank,
-				       side->interleave);
+		return kvp_geom_refuse_side(side, msg->group, err);
 	}
 	if (prefix % kvp_side_vpage(side))
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_ALIGNMENT,
@@ -82,23 +78,12 @@ static Kvp__Status take_side(struct kvp_room *room, const Kvp__Expect *msg, cons
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_NOT_FOUND,
 				       "sides: list %u of group %u does not exist", from->list,
 				       from->group);
-	if (from->group >= room->dest.n_groups || pool->group_pages[from->group] == 0)
-		return kvp_room_refuse(err, KVP__STATUS__STATUS_INVALID,
-				       "sides: group %u has no rows in pool %u", from->group,
-				       pool->client_id);
-	side = &room->dest.sides[from->group];
-	if (side->page)
-		return kvp_room_refuse(err, KVP__STATUS__STATUS_INVALID,
-				       "sides: group %u stands twice", from->group);
-	*side = (struct kvp_side){
-		.page = from->page,
-		.dcp_size = from->dcp_size,
-		.dcp_rank = from->dcp_rank,
-		.interleave = from->interleave,
-		.pos0 = from->pos0,
-		.pages = list ? list->pages : NULL, /* the session's, until they are copied */
-		.n_pages = list ? list->n : 0,
-	};
+	status = kvp_geom_take_side(pool, from, room->dest.sides, room->dest.n_groups, &side, err);
+	if (status != KVP_ROOM_OK)
+		return status;
+	side->pos0 = from->pos0;
+	side->pages = list ? list->pages : NULL; /* the session's, until they are copied */
+	side->n_pages = list ? list->n : 0;
 	room->dest.firsts[from->group] = side_first(msg, from);
 	status = check_side_geometry(side, from, msg->prefix, err);
 	if (status != KVP_ROOM_OK)

@@ -130,6 +130,35 @@ int kvp_geom_pack(struct kvp_geom_packed *out, const struct kvp_geom_end *end,
 /* ---- checks ------------------------------------------------------------------------------------
  */
 
+Kvp__Status kvp_geom_take_side(const struct kvp_pool *pool, const Kvp__Side *from,
+			       struct kvp_side *sides, uint32_t n_sides, struct kvp_side **out,
+			       char *err)
+{
+	if (from->group >= n_sides || pool->group_pages[from->group] == 0)
+		return kvp_room_refuse(err, KVP__STATUS__STATUS_INVALID,
+				       "sides: group %u has no rows in pool %u", from->group,
+				       pool->client_id);
+	if (sides[from->group].page)
+		return kvp_room_refuse(err, KVP__STATUS__STATUS_INVALID,
+				       "sides: group %u stands twice", from->group);
+	*out = &sides[from->group];
+	**out = (struct kvp_side){
+		.page = from->page,
+		.dcp_size = from->dcp_size,
+		.dcp_rank = from->dcp_rank,
+		.interleave = from->interleave,
+	};
+	return KVP_ROOM_OK;
+}
+
+Kvp__Status kvp_geom_refuse_side(const struct kvp_side *side, uint32_t group, char *err)
+{
+	return kvp_room_refuse(err, KVP__STATUS__STATUS_GEOMETRY,
+			       "sides: group %u: page %u, dcp_size %u, dcp_rank %u, interleave %u "
+			       "cannot be",
+			       group, side->page, side->dcp_size, side->dcp_rank, side->interleave);
+}
+
 Kvp__Status kvp_geom_check_sides(const struct kvp_geom_end *end, char *err)
 {
 	char text[KVP_PLAN_ERR_BYTES];

@@ -495,6 +495,12 @@ struct kvp_geom_packed {
 };
 int kvp_geom_pack(struct kvp_geom_packed *out, const struct kvp_geom_end *end,
 		  const uint64_t *firsts);
+/* The place among an end's sides [n_sides] for one that its client says, with what is checked alike
+ * at both ends; without pages and pos0. */
+Kvp__Status kvp_geom_take_side(const struct kvp_pool *pool, const Kvp__Side *from,
+			       struct kvp_side *sides, uint32_t n_sides, struct kvp_side **out,
+			       char *err);
+Kvp__Status kvp_geom_refuse_side(const struct kvp_side *side, uint32_t group, char *err);
 /* Every entry that takes part follows a side of its group. */
 Kvp__Status kvp_geom_check_sides(const struct kvp_geom_end *end, char *err);
 Kvp__Status kvp_geom_check_tags(const struct kvp_pool *pool, const ProtobufCBinaryData *tag,

@@ -67,28 +67,14 @@ static Kvp__Status take_mask(struct kvp_room *room, const Kvp__Open *msg, char *
 static Kvp__Status take_side(struct kvp_room *room, const Kvp__Side *from, char *err)
 {
 	struct kvp_side *side;
+	Kvp__Status status = kvp_geom_take_side(room->pool, from, room->send.sides,
+						room->send.n_groups, &side, err);
 
-	if (from->group >= room->send.n_groups || room->pool->group_pages[from->group] == 0)
-		return kvp_room_refuse(err, KVP__STATUS__STATUS_INVALID,
-				       "sides: group %u has no rows in pool %u", from->group,
-				       room->pool->client_id);
-	side = &room->send.sides[from->group];
-	if (side->page)
-		return kvp_room_refuse(err, KVP__STATUS__STATUS_INVALID,
-				       "sides: group %u stands twice", from->group);
-	*side = (struct kvp_side){
-		.page = from->page,
-		.dcp_size = from->dcp_size,
-		.dcp_rank = from->dcp_rank,
-		.interleave = from->interleave,
-		.n_pages = KVP_PAGES_ANY,
-	};
+	if (status != KVP_ROOM_OK)
+		return status;
+	side->n_pages = KVP_PAGES_ANY;
 	if (kvp_side_check(side) != KVP_PLAN_OK)
-		return kvp_room_refuse(err, KVP__STATUS__STATUS_GEOMETRY,
-				       "sides: group %u: page %u, dcp_size %u, dcp_rank %u, "
-				       "interleave %u cannot be",
-				       from->group, from->page, from->dcp_size, from->dcp_rank,
-				       from->interleave);
+		return kvp_geom_refuse_side(side, from->group, err);
 	return KVP_ROOM_OK;
 }
 

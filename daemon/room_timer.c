@@ -169,6 +169,14 @@ static void retry_offer(struct kvp_dleg *leg, struct due *due)
 		due_look(due, KVP_ROOM_UNSENT_RETRY_NS);
 }
 
+static void progress_due(const struct kvp_room *room, uint64_t since, uint32_t waits,
+			 struct due *due)
+{
+	due_timer(due, since, room->timers.progress_ns, KVP__STATUS__STATUS_TIMEOUT,
+		  "no progress for %.1f s, waiting for %s", seconds(room->timers.progress_ns),
+		  kvp_wait_name((enum kvp_wait)waits));
+}
+
 static void dest_lane_due(const struct kvp_room *room, struct due *due)
 {
 	const struct kvp_room_timers *timers = &room->timers;
@@ -188,9 +196,7 @@ static void dest_lane_due(const struct kvp_room *room, struct due *due)
 	case KVP_WAITS_DATA:
 	case KVP_WAITS_HELD:
 	case KVP_WAITS_GPU:
-		due_timer(due, since, timers->progress_ns, KVP__STATUS__STATUS_TIMEOUT,
-			  "no progress for %.1f s, waiting for %s", seconds(timers->progress_ns),
-			  kvp_wait_name((enum kvp_wait)waits));
+		progress_due(room, since, waits, due);
 		break;
 	default:
 		break;
@@ -259,9 +265,7 @@ static void send_lane_due(const struct kvp_room *room, struct due *due)
 	case KVP_WAITS_LANDED:
 	case KVP_WAITS_HELD:
 	case KVP_WAITS_GPU:
-		due_timer(due, since, timers->progress_ns, KVP__STATUS__STATUS_TIMEOUT,
-			  "no progress for %.1f s, waiting for %s", seconds(timers->progress_ns),
-			  kvp_wait_name((enum kvp_wait)waits));
+		progress_due(room, since, waits, due);
 		break;
 	default:
 		break; /* an engine may be silent as long as it likes */

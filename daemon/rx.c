@@ -288,13 +288,7 @@ void kvp_rx_add(struct kvp_lane *lane, struct kvp_order_rx *order)
 	struct kvp_rx *rx = pool ? rx_create(order) : NULL;
 
 	if (!rx) {
-		(void)kvp_board_fail(board, lane->config.loop,
-				     pool ? KVP__STATUS__STATUS_NO_MEMORY
-					  : KVP__STATUS__STATUS_POOL_GONE,
-				     pool ? "lane %s has no memory" : "lane %s has no such pool",
-				     lane->config.name);
-		kvp_order_free(&order->order);
-		kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
+		kvp_lane_refuse_end(lane, &order->order, board, pool);
 		return;
 	}
 

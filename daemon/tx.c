@@ -264,13 +264,7 @@ void kvp_tx_add(struct kvp_lane *lane, struct kvp_order_tx *order)
 	struct kvp_board *board = order->board;
 
 	if (!tx) {
-		(void)kvp_board_fail(board, lane->config.loop,
-				     pool ? KVP__STATUS__STATUS_NO_MEMORY
-					  : KVP__STATUS__STATUS_POOL_GONE,
-				     pool ? "lane %s has no memory" : "lane %s has no such pool",
-				     lane->config.name);
-		kvp_order_free(&order->order);
-		kvp_board_post(board, lane->config.loop, KVP_BOARD_QUIET);
+		kvp_lane_refuse_end(lane, &order->order, board, pool);
 		return;
 	}
 

@@ -25,31 +25,6 @@ static void push(void *arg)
 	(void)uv_async_send(arg); /* cannot fail */
 }
 
-static void dispatch(struct core_rig *rig, struct kvp_board *board)
-{
-	switch ((enum kvp_board_kind)board->kind) {
-	case KVP_BOARD_POOL:
-		kvp_pool_board(board);
-		return;
-	case KVP_BOARD_GUEST:
-		kvp_pool_guest_board(board);
-		return;
-	case KVP_BOARD_FENCE:
-		kvp_fence_board(board);
-		return;
-	case KVP_BOARD_EP:
-		kvp_peers_board(rig->core.peers, board);
-		return;
-	case KVP_BOARD_RX:
-	case KVP_BOARD_TX:
-		kvp_rooms_board(rig->core.rooms, board);
-		return;
-	case KVP_BOARD_LANE:
-		(void)kvp_board_take(board);
-		return;
-	}
-}
-
 static void on_wake(uv_async_t *async)
 {
 	struct core_rig *rig = async->data;
@@ -57,8 +32,10 @@ static void on_wake(uv_async_t *async)
 
 	while (node) {
 		struct kvp_node *next = node->next; /* the board may be gone afterwards */
+		struct kvp_board *board = KVP_CONTAINER_OF(node, struct kvp_board, node);
 
-		dispatch(rig, KVP_CONTAINER_OF(node, struct kvp_board, node));
+		if (!kvp_core_board(&rig->core, board))
+			(void)kvp_board_take(board); /* no lane is lost here */
 		node = next;
 	}
 }
