@@ -170,6 +170,7 @@ $(RXE_BIN): $(call obj,$(wildcard tests/rxe/*.c)) $(TEST_LIBS)
 # With FUZZ=1 libFuzzer brings main(); otherwise a small main replays the corpus.
 $(BUILD)/tests/test_ctl_plan $(BUILD)/tests/fuzz_vectors: $(BUILD)/client/ctl_plan.o
 $(BUILD)/tests/test_qp $(BUILD)/tests/test_net_verbs $(BUILD)/tests/test_net_rails $(BUILD)/tests/test_net_direct: $(BUILD)/tests/fake_verbs.o
+$(BUILD)/tests/test_net_cm: $(BUILD)/tests/fake_verbs.o $(BUILD)/tests/fake_rdmacm.o
 $(BUILD)/tests/test_direct $(BUILD)/tests/test_direct_hostile: $(BUILD)/tests/fake_direct.o $(BUILD)/tests/fake_verbs.o
 $(BUILD)/tests/test_gpu: $(BUILD)/tests/fake_gpu.o
 $(BUILD)/tests/test_direct_gpu: $(BUILD)/tests/fake_gpu.o $(BUILD)/tests/fake_direct.o $(BUILD)/tests/fake_verbs.o
@@ -200,8 +201,8 @@ $(TORTURE)/ctl: $(BUILD)/tests/torture_ctl.o $(SUPPORT_A) $(CLIENT_A) $(PROTO_A)
 $(TORTURE)/torture: $(BUILD)/tests/torture.o $(BUILD)/tests/torture_pass.o $(SUPPORT_A) $(TORTURE)/libkvpack.so.1
 $(TORTURE)/kvpackd $(TORTURE)/kvpackctl: EXTRA := $(TORTURE_WRAP) -Wl,--wrap=dlsym
 $(TORTURE)/libkvpack.so.1: EXTRA := $(TORTURE_WRAP) -shared -Wl,-soname,libkvpack.so.1 -Wl,--version-script=$(SYMFILE)
-$(TORTURE)/verbs: $(BUILD)/tests/torture_verbs.o $(BUILD)/tests/fake_verbs.o $(TEST_LIBS)
-$(TORTURE)/verbs: EXTRA := $(filter -Wl$(comma)--wrap=ibv_% -Wl$(comma)--wrap=_ibv_%,$(TORTURE_WRAP))
+$(TORTURE)/verbs: $(BUILD)/tests/torture_verbs.o $(BUILD)/tests/fake_verbs.o $(BUILD)/tests/fake_rdmacm.o $(TEST_LIBS)
+$(TORTURE)/verbs: EXTRA := $(filter $(addprefix -Wl$(comma)--wrap=,ibv_% _ibv_% rdma_%),$(TORTURE_WRAP))
 $(TORTURE)/torture: EXTRA := $(TORTURE)/libkvpack.so.1 -Wl,-rpath,'$$ORIGIN'
 $(TORTURE_BIN):
 	$(call say,LD)

@@ -188,7 +188,8 @@ static int rejected(const struct kvp_vb_conn *conn, const struct cm_event *event
 		if (answer.magic == CM_MAGIC && answer.status > 0 && answer.status < 4096)
 			r = -(int)answer.status;
 	}
-	kvp_vb_ep_rejected(conn->ep, r);
+	if (conn->ep)
+		kvp_vb_ep_rejected(conn->ep, r);
 	return r;
 }
 
@@ -251,19 +252,27 @@ static void on_request(struct kvp_vb_rail *rail, const struct cm_event *event)
 
 /* ---- events */
 
+/* A step of a connection that we open; what comes when it has failed meanwhile is nobody's. */
+static int on_step(struct kvp_vb_conn *conn, const struct cm_event *event)
+{
+	if (!conn->ep || conn->state != KVP_VB_CONNECTING)
+		return 0;
+	if (event->type == RDMA_CM_EVENT_ADDR_RESOLVED)
+		return rdma_resolve_route(conn->cm, RESOLVE_MS) < 0 ? -errno : 0;
+	if (event->type == RDMA_CM_EVENT_ROUTE_RESOLVED)
+		return ask(conn);
+	return answered(conn, event);
+}
+
 static void on_conn(struct kvp_vb_conn *conn, const struct cm_event *event)
 {
 	int r = 0;
 
 	switch (event->type) {
 	case RDMA_CM_EVENT_ADDR_RESOLVED:
-		r = rdma_resolve_route(conn->cm, RESOLVE_MS) < 0 ? -errno : 0;
-		break;
 	case RDMA_CM_EVENT_ROUTE_RESOLVED:
-		r = ask(conn);
-		break;
 	case RDMA_CM_EVENT_CONNECT_RESPONSE:
-		r = answered(conn, event);
+		r = on_step(conn, event);
 		break;
 	case RDMA_CM_EVENT_REJECTED:
 		r = rejected(conn, event);

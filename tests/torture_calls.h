@@ -125,5 +125,17 @@
 	CALL(ibv_query_port, POS, EIO) \
 	CALL(ibv_reg_dmabuf_mr, NUL, EINVAL) \
 	CALL(ibv_reg_mr, NUL, ENOMEM) \
-	CALL(ibv_reg_mr_iova2, NUL, ENOMEM)
+	CALL(ibv_reg_mr_iova2, NUL, ENOMEM) \
+	CALL(rdma_accept, ONE, EINVAL) \
+	CALL(rdma_bind_addr, ONE, EADDRINUSE) \
+	CALL(rdma_connect, ONE, EINVAL) \
+	CALL(rdma_create_event_channel, NUL, EMFILE) \
+	CALL(rdma_create_id, ONE, ENOMEM) \
+	CALL(rdma_establish, ONE, EINVAL) \
+	CALL(rdma_get_cm_event, ONE, EIO) \
+	CALL(rdma_init_qp_attr, ONE, EINVAL) \
+	CALL(rdma_listen, ONE, EADDRINUSE) \
+	CALL(rdma_reject, ONE, EINVAL) \
+	CALL(rdma_resolve_addr, ONE, ENODEV) \
+	CALL(rdma_resolve_route, ONE, ENETUNREACH)
 /* clang-format on */

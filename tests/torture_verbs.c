@@ -3,7 +3,8 @@
  * Lets every call of libibverbs fail in turn while two nodes (peers, rooms, real lanes) move a room
  * over RDMA, on a device that is none: the first calls of each function one by one, then all of
  * them; every work request once when it is posted and once when it completes; every binding of a
- * window. Landing only, and direct where it may.
+ * window. Landing only, and direct where it may; then with connections by librdmacm, of which every
+ * call fails, and every event is lost once and once tells of a failure.
  *
  * A lane may refuse to start, with words. Otherwise both ends of the room end in time, with the
  * right bytes or with a status and a reason; once the fault is over a room completes, direct or,
@@ -24,6 +25,7 @@
 
 #include "daemon/config.h"
 #include "daemon/net_verbs.h"
+#include "tests/fake_rdmacm.h"
 #include "tests/fake_verbs.h"
 #include "tests/support_room.h"
 #include "tests/torture_calls.h"
@@ -45,7 +47,7 @@ static const char *const fn_names[] = {
 	TORTURE_VERBS(NAME)
 };
 
-enum kind { CALLS, POST, COMPLETION, BINDING };
+enum kind { CALLS, POST, COMPLETION, BINDING, EVENT_LOST, EVENT_SPOILED };
 
 struct fault {
 	enum kind kind;
@@ -54,11 +56,21 @@ struct fault {
 	uint32_t fail; /* so many fail then */
 };
 
+static const struct way {
+	const char *name;
+	uint32_t mode;
+	bool cm; /* connections by librdmacm */
+} ways[] = {
+	{ "landing", KVP_DATA_LANDING, false },
+	{ "direct", KVP_DATA_AUTO, false },
+	{ "by rdma_cm", KVP_DATA_LANDING, true },
+};
+
 /* What the lives and this process share. */
 struct shared {
 	_Atomic uint32_t armed, fn, pass, fail, fired;
 	_Atomic uint32_t calls[FN_N];
-	_Atomic uint64_t posted;
+	_Atomic uint64_t posted, events;
 };
 
 static struct shared *shared;
@@ -174,14 +186,15 @@ static bool transfer(uint64_t room)
 	return to->complete && from->complete;
 }
 
-static void node_init(struct sr_node *node, uv_loop_t *loop, uint8_t id, uint32_t mode)
+static void node_init(struct sr_node *node, uv_loop_t *loop, uint8_t id, const struct way *way)
 {
 	static struct kvp_net_verbs_config verbs;
 
 	sr_init(node, loop, id);
 	kvp_net_verbs_defaults(&verbs);
+	verbs.rdma_cm = way->cm;
 	node->verbs = &verbs;
-	node->mode = mode;
+	node->mode = way->mode;
 	node->config.timers.offer_ns = node->config.timers.open_ns = 3000 * SR_MS;
 	node->config.timers.progress_ns = 2000 * SR_MS;
 	node->config.timers.drain_ns = 500 * SR_MS;
@@ -190,6 +203,7 @@ static void node_init(struct sr_node *node, uv_loop_t *loop, uint8_t id, uint32_
 static void arm(const struct fault *fault)
 {
 	kvp_fake_reset();
+	kvp_fake_cm_reset();
 	if (!fault)
 		return;
 	switch (fault->kind) {
@@ -210,6 +224,12 @@ static void arm(const struct fault *fault)
 	case BINDING:
 		kvp_fake.fail_binding = true;
 		return;
+	case EVENT_LOST:
+		kvp_fake_cm.lose_at = fault->pass + 1;
+		return;
+	case EVENT_SPOILED:
+		kvp_fake_cm.spoil_at = fault->pass + 1;
+		return;
 	}
 }
 
@@ -227,14 +247,30 @@ static bool start_both(bool faulty)
 	return up;
 }
 
-static void live(const struct fault *fault, uint32_t mode)
+/* The number that fails may come up only now; of what is lost without a word an attempt has to run
+ * into its time limit. */
+static bool recovers(const struct fault *fault)
+{
+	uint64_t rooms = 1;
+
+	if (fault && fault->kind == EVENT_LOST)
+		rooms = 6;
+	else if (fault && fault->kind != CALLS)
+		rooms = 2;
+	for (uint64_t i = 0; i < rooms; i++)
+		if (transfer(2 + i))
+			return true;
+	return false;
+}
+
+static void live(const struct fault *fault, const struct way *way)
 {
 	uv_loop_t loop;
 	bool complete;
 
 	must(uv_loop_init(&loop) == 0, "uv_loop_init");
-	node_init(&a, &loop, 1, mode);
-	node_init(&b, &loop, 2, mode);
+	node_init(&a, &loop, 1, way);
+	node_init(&b, &loop, 2, way);
 	arm(fault);
 	if (start_both(fault)) {
 		sr_pool_make(&src, &a, &shape);
@@ -243,11 +279,10 @@ static void live(const struct fault *fault, uint32_t mode)
 		must(complete || fault, "a room without a fault fails");
 		shared->armed = 0;
 		shared->posted = kvp_fake_look().n_posted;
-		must(fault || mode != KVP_DATA_AUTO || kvp_fake_look().n_binds > 0,
+		shared->events = kvp_fake_cm_look().n_events;
+		must(fault || way->mode != KVP_DATA_AUTO || kvp_fake_look().n_binds > 0,
 		     "nothing was written directly");
-		/* The number of the request that fails may come up only now. */
-		must(transfer(2) || (fault && fault->kind != CALLS && transfer(3)),
-		     "a room after the fault fails");
+		must(recovers(fault), "a room after the fault fails");
 		sr_stop(&b);
 		sr_stop(&a);
 		sr_pool_free(&src);
@@ -258,12 +293,13 @@ static void live(const struct fault *fault, uint32_t mode)
 			     kvp_fake.n_contexts + kvp_fake.n_mws ==
 		     0,
 	     "something is left on the device");
+	must(kvp_fake_cm.n_ids + kvp_fake_cm.n_channels == 0, "an id or a channel is left");
 }
 
 /* ---- all lives ------------------------------------------------------------------------------ */
 
 /* In a process of its own: 0, an exit status, 128 + a signal, or -1 when it did not end. */
-static int life(const struct fault *fault, uint32_t mode, FILE *log)
+static int life(const struct fault *fault, const struct way *way, FILE *log)
 {
 	uint64_t until = uv_hrtime() + LIFE_MS * SR_MS;
 	int status;
@@ -277,7 +313,7 @@ static int life(const struct fault *fault, uint32_t mode, FILE *log)
 	must(pid >= 0, "fork");
 	if (pid == 0) {
 		(void)dup2(fileno(log), STDERR_FILENO);
-		live(fault, mode);
+		live(fault, way);
 		exit(0); /* NOLINT(concurrency-mt-unsafe): one thread; leaks are told */
 	}
 	while (waitpid(pid, &status, WNOHANG) == 0) {
@@ -291,10 +327,14 @@ static int life(const struct fault *fault, uint32_t mode, FILE *log)
 	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-static void print_found(const struct fault *fault, uint32_t mode, int status, FILE *log)
+static void print_found(const struct fault *fault, const struct way *way, int status, FILE *log)
 {
-	static const char *const kinds[] = { "", "posting of request", "completion of request",
-					     "binding of windows" };
+	static const char *const kinds[] = { "",
+					     "posting of request",
+					     "completion of request",
+					     "binding of windows",
+					     "loss of event",
+					     "failure for event" };
 	char line[512];
 
 	found++;
@@ -304,57 +344,74 @@ static void print_found(const struct fault *fault, uint32_t mode, int status, FI
 	else
 		(void)printf("FOUND %s %u", fault ? kinds[fault->kind] : "no fault",
 			     fault ? fault->pass + 1 : 0);
-	(void)printf(", %s: exit status %d\n", mode == KVP_DATA_AUTO ? "direct" : "landing",
-		     status);
+	(void)printf(", %s: exit status %d\n", way->name, status);
 	rewind(log);
 	while (fgets(line, sizeof(line), log))
 		(void)printf("    %s", line);
 }
 
-static void try_fault(const struct fault *fault, uint32_t mode, FILE *log, const uint32_t pick[2])
+static void try_fault(const struct fault *fault, const struct way *way, FILE *log,
+		      const uint32_t pick[2])
 {
 	int status;
 
 	if (tried++ % pick[0] != pick[1])
 		return;
 	done++;
-	status = life(fault, mode, log);
+	status = life(fault, way, log);
 	fired += fault->kind != CALLS || shared->fired > 0;
 	if (status != 0)
-		print_found(fault, mode, status, log);
+		print_found(fault, way, status, log);
 }
 
-static void try_mode(uint32_t mode, FILE *log, const uint32_t pick[2])
+/* One by one, all, and all from half of them on. */
+static void try_calls(uint32_t fn, uint32_t calls, const struct way *way, FILE *log,
+		      const uint32_t pick[2])
 {
-	uint32_t calls[FN_N];
-	uint64_t posts;
+	uint32_t n = KVP_MIN(calls, REPEATS);
+
+	for (uint32_t k = 0; k < n; k++)
+		try_fault(&(struct fault){ CALLS, fn, k, 1 }, way, log, pick);
+	if (calls > 0)
+		try_fault(&(struct fault){ CALLS, fn, 0, UINT32_MAX }, way, log, pick);
+	if (calls > 1)
+		try_fault(&(struct fault){ CALLS, fn, calls / 2, UINT32_MAX }, way, log, pick);
+}
+
+/* What connections by librdmacm do in another way, or at other times. */
+static bool is_of_cm(uint32_t fn)
+{
+	return strncmp(fn_names[fn], "rdma_", 5) == 0 || fn == FN_ibv_create_qp ||
+	       fn == FN_ibv_modify_qp;
+}
+
+static void try_way(const struct way *way, FILE *log, const uint32_t pick[2])
+{
+	uint32_t calls[FN_N], posts, events;
 	int status;
 
 	for (uint32_t fn = 0; fn < FN_N; fn++)
 		shared->calls[fn] = 0;
-	status = life(NULL, mode, log);
+	status = life(NULL, way, log);
 	if (status != 0)
-		print_found(NULL, mode, status, log);
+		print_found(NULL, way, status, log);
 	for (uint32_t fn = 0; fn < FN_N; fn++)
 		calls[fn] = shared->calls[fn];
-	posts = KVP_MIN(shared->posted, (uint64_t)POSTS);
-	for (uint32_t fn = 0; fn < FN_N; fn++) {
-		uint32_t n = KVP_MIN(calls[fn], REPEATS);
-
-		for (uint32_t k = 0; k < n; k++)
-			try_fault(&(struct fault){ CALLS, fn, k, 1 }, mode, log, pick);
-		if (n > 0)
-			try_fault(&(struct fault){ CALLS, fn, 0, UINT32_MAX }, mode, log, pick);
-		if (calls[fn] > 1)
-			try_fault(&(struct fault){ CALLS, fn, calls[fn] / 2, UINT32_MAX }, mode,
-				  log, pick);
+	posts = (uint32_t)KVP_MIN(shared->posted, (uint64_t)POSTS);
+	events = (uint32_t)shared->events;
+	for (uint32_t fn = 0; fn < FN_N; fn++)
+		if (!way->cm || is_of_cm(fn))
+			try_calls(fn, calls[fn], way, log, pick);
+	for (uint32_t k = 0; k < events; k++) {
+		try_fault(&(struct fault){ EVENT_LOST, 0, k, 1 }, way, log, pick);
+		try_fault(&(struct fault){ EVENT_SPOILED, 0, k, 1 }, way, log, pick);
 	}
-	for (uint32_t k = 0; k < posts; k++) {
-		try_fault(&(struct fault){ POST, 0, k, 1 }, mode, log, pick);
-		try_fault(&(struct fault){ COMPLETION, 0, k, 1 }, mode, log, pick);
+	for (uint32_t k = 0; k < posts && !way->cm; k++) {
+		try_fault(&(struct fault){ POST, 0, k, 1 }, way, log, pick);
+		try_fault(&(struct fault){ COMPLETION, 0, k, 1 }, way, log, pick);
 	}
-	if (mode == KVP_DATA_AUTO)
-		try_fault(&(struct fault){ BINDING, 0, 0, 1 }, mode, log, pick);
+	if (way->mode == KVP_DATA_AUTO)
+		try_fault(&(struct fault){ BINDING, 0, 0, 1 }, way, log, pick);
 }
 
 int main(int argc, char **argv)
@@ -368,8 +425,8 @@ int main(int argc, char **argv)
 	pick[0] = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 1;
 	pick[1] = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 0;
 	must(pick[1] < pick[0], "torture_verbs [STRIDE FIRST]");
-	try_mode(KVP_DATA_LANDING, log, pick);
-	try_mode(KVP_DATA_AUTO, log, pick);
+	for (uint32_t i = 0; i < KVP_ARRAY_SIZE(ways); i++)
+		try_way(&ways[i], log, pick);
 	(void)fclose(log);
 	(void)printf("verbs: %u faults of %u, %u have struck, %u findings\n", done, tried, fired,
 		     found);
