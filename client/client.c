@@ -66,6 +66,7 @@ static int client_init(struct kvp_client *client, const struct kvp_client_option
 	client->pid = getpid();
 	client->timeout_ms = options->timeout_ms ?: KVPL_TIMEOUT_MS;
 	client->no_reconnect = options->no_reconnect != 0;
+	client->observer = options->observer != 0;
 	client->next_request = client->next_room = 1;
 	client->next_list = client->next_pool = client->next_fence = 1;
 	client->changed_end = &client->changed;

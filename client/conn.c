@@ -163,6 +163,7 @@ static int send_hello(struct kvp_client *client)
 	hello.version_max = KVP_PROTO_VERSION_MAX;
 	hello.name = client->name;
 	hello.pid = (uint32_t)client->pid;
+	hello.observer = client->observer;
 	msg.body_case = KVP__CLIENT_MSG__BODY_HELLO;
 	msg.hello = &hello;
 	kvpl_packets_init(&packets);

@@ -134,6 +134,7 @@ static int ask(const struct options *options, const char *path, char **json)
 	how.name = "kvpackctl";
 	how.timeout_ms = TIMEOUT_MS;
 	how.no_reconnect = 1;
+	how.observer = 1;
 	r = kvp_client_open(&client, &how);
 	if (r < 0)
 		return explain_open(path, r);

@@ -111,10 +111,13 @@ struct kvp_client_options {
 	const char *name;    /* up to KVP_MAX_LABEL bytes, for displays; NULL: the program's name */
 	uint32_t timeout_ms; /* of blocking calls; 0: 10,000 */
 	uint32_t no_reconnect; /* not 0: stay down when the daemon is lost */
+	/* Not 0: kvp_inspect() and kvp_drain() are all that is asked. Gets in when the other
+	 * clients have taken all connections, then for client.stall (10 s) at most. */
+	uint32_t observer;
 };
-#define KVP_CLIENT_OPTIONS_INIT                                     \
-	{                                                           \
-		sizeof(struct kvp_client_options), NULL, NULL, 0, 0 \
+#define KVP_CLIENT_OPTIONS_INIT                                        \
+	{                                                              \
+		sizeof(struct kvp_client_options), NULL, NULL, 0, 0, 0 \
 	}
 
 /** Connects and greets. @options may be NULL. Blocks up to the timeout. @ret is the caller's. */

@@ -184,7 +184,7 @@ struct kvp_client {
 	char *path;
 	char name[KVP_MAX_LABEL + 1];
 	uint32_t timeout_ms;
-	bool no_reconnect;
+	bool no_reconnect, observer;
 	bool is_closing;
 
 	int epfd;  /* what the caller polls: holds the three below and the graves' pidfds */

@@ -680,6 +680,8 @@ static cJSON *client_object(const struct kvp_inspect *ask, const struct kvp_sess
 	kvp_inspect_num(client, "pid", session->pid);
 	kvp_inspect_num(client, "gid", session->gid);
 	(void)cJSON_AddBoolToObject(client, "admin", session->admin);
+	(void)cJSON_AddBoolToObject(client, "observer", session->observer);
+	(void)cJSON_AddBoolToObject(client, "reserved", session->reserved);
 	kvp_inspect_num(client, "max_sessions", session->policy.max_sessions);
 	kvp_inspect_num(client, "max_rooms", session->policy.max_rooms);
 	kvp_inspect_num(client, "max_pools", session->policy.max_pools);

@@ -4,6 +4,7 @@
 #include <utlist.h>
 
 #include "daemon/server.h"
+#include "daemon/session_admit.h"
 #include "proto/util.h"
 #include "proto/wire.h"
 
@@ -77,7 +78,7 @@ static struct gauge most_of_user(const struct kvp_server *server)
 
 		for (i = 0; i < n && users[i].uid != session->owner.uid; i++)
 			;
-		if (session->refusal != KVP__STATUS__STATUS_OK || i == n)
+		if (session->refusal != KVP__STATUS__STATUS_OK || session->reserved || i == n)
 			continue;
 		if (most.max == 0 || (int64_t)max - users[i].n < (int64_t)(most.max - most.used)) {
 			most.used = users[i].n;
@@ -117,6 +118,8 @@ void kvp_inspect_limits(const struct kvp_core *core, cJSON *status,
 		{ "client.max_process_sessions", "process", most_of_process(server),
 		  config->client.max_process_sessions, server->refused_process },
 		most_of_user(server),
+		{ "observers beyond these", "daemon", server->n_reserved, KVP_SESSION_RESERVE,
+		  server->refused_reserve },
 		/* The rest has its turn later: nothing is refused. */
 		{ "packets of a turn", "process", server->turn_packets, KVP_SESSION_TURN_PACKETS,
 		  0 },

@@ -16,6 +16,8 @@ struct kvp_process {
 	bool resting;        /* not read for a moment: it takes more than its share */
 	uint64_t taken_ns;   /* of the loop, as far as it still counts */
 	uint64_t read_ns;    /* when that was last counted */
+	/* waiting to be told why they are refused; connections of the reserve */
+	uint32_t n_refused, n_reserved;
 	/* in this turn */
 	uint64_t turn, turn_ns;
 	uint32_t turn_packets;

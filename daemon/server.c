@@ -18,6 +18,7 @@
 #include <utlist.h>
 
 #include "daemon/log.h"
+#include "daemon/session_admit.h"
 #include "daemon/session_settle.h"
 #include "proto/util.h"
 
@@ -227,37 +228,37 @@ static void pause_accept(struct kvp_server *server, int error)
 	(void)uv_timer_start(&server->pause, on_pause_over, PAUSE_MS, 0);
 }
 
-static void begin_session(struct kvp_server *server, int fd)
+/* Of all, or of one process: the oldest is the least likely to be about to greet. */
+static void end_oldest_refused(struct kvp_server *server, const struct kvp_process *process)
 {
-	const uint32_t max = server->core->config->client.max_sessions;
-	uint64_t from_ns = kvp_core_now_ns();
-	Kvp__Status refusal = KVP__STATUS__STATUS_OK;
-	char text[KVP_POOL_ERR] = "";
 	struct kvp_session *session;
 
-	if (server->n_sessions >= max) {
-		server->refused_limit++;
-		refusal = KVP__STATUS__STATUS_LIMIT;
-		(void)snprintf(text, sizeof(text),
-			       "%u clients are connected, at most %u (client.max_sessions)",
-			       server->n_sessions, max);
-		kvp_log_limited(&log_accept, KVP_LOG_WARNING, "a client is refused: %s", text);
+	DL_FOREACH (server->sessions, session) {
+		if (session->refusal == KVP__STATUS__STATUS_OK ||
+		    session->state == KVP_SESSION_ENDING ||
+		    (process && session->process != process))
+			continue;
+		kvp_session_end(session, "no room even to be told why it is refused");
+		return;
 	}
-	session = kvp_session_create(server->core, fd, ++server->last_id, refusal, text);
+}
+
+static void begin_session(struct kvp_server *server, int fd)
+{
+	uint64_t from_ns = kvp_core_now_ns();
+	struct kvp_session *session = kvp_session_create(server->core, fd, ++server->last_id);
+
 	if (!session)
 		return;
 	server->accepted++;
-	if (session->refusal == KVP__STATUS__STATUS_OK) {
-		server->n_sessions++;
-		session->process->n_sessions++;
-	} else {
-		server->n_refused++;
-	}
+	kvp_session_enter(session);
 	if (kvp_process_account(session->process, from_ns, kvp_core_now_ns() - from_ns))
 		kvp_server_rest(server, session->process);
 	DL_APPEND(server->sessions, session);
-	if (server->n_refused > KVP_SERVER_REFUSED_MAX)
-		kvp_session_end(session, "no room even to be told why it is refused");
+	if (session->process->n_refused > KVP_SERVER_REFUSED_PROCESS)
+		end_oldest_refused(server, session->process);
+	else if (server->n_refused > KVP_SERVER_REFUSED_MAX)
+		end_oldest_refused(server, NULL);
 }
 
 /* False: nobody waits, or nobody can be let in now. */
@@ -509,12 +510,7 @@ void kvp_server_forget(struct kvp_server *server, struct kvp_session *session)
 	if (session->touched)
 		LL_DELETE2(server->touched, session, touched_next);
 	DL_DELETE(server->sessions, session);
-	if (session->refusal == KVP__STATUS__STATUS_OK) {
-		server->n_sessions--;
-		session->process->n_sessions--;
-	} else {
-		server->n_refused--;
-	}
+	kvp_session_leave(session);
 	kvp_settle_check(server);
 }
 

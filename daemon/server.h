@@ -16,8 +16,10 @@
 #include "daemon/turns.h"
 #include "proto/limits.h"
 
-/* Connections beyond client.max_sessions that are kept just to be told so. */
-#define KVP_SERVER_REFUSED_MAX 16u
+/* Connections that are kept just to be told why they are refused, or to say that they only look: as
+ * many as are accepted in two turns of the loop, so that who has greeted is heard. */
+#define KVP_SERVER_REFUSED_MAX 32u
+#define KVP_SERVER_REFUSED_PROCESS 8u /* of these, of one process */
 
 /* Work of the loop that takes long: it is done a little a turn, one after the other. */
 struct kvp_server_job {
@@ -49,12 +51,13 @@ struct kvp_server {
 	uint64_t turn;                 /* of the loop */
 	struct kvp_settle *settles;    /* owned (utlist) */
 	uint32_t n_sessions;           /* admitted ones */
-	uint32_t n_refused;            /* being told that there are too many */
+	uint32_t n_refused;            /* being told why */
+	uint32_t n_reserved, n_reserved_others; /* of the reserve; of those, not administrators' */
 	uint64_t last_id;
 	/* gauges and counters */
 	uint64_t accepted, refused_limit, refused_policy, accept_pauses, bad_packets, stalls,
 		requests, events, refused_lists, refused_pages, rests, turns_cut, event_turns_cut,
-		refused_process, refused_user;
+		refused_process, refused_user, refused_reserve;
 	uint32_t turn_packets, turn_events; /* the most that one session had in a turn */
 	struct kvp_turns client_turns, accept_turns, job_turns;
 	uint8_t buffer[KVP_LIMIT_PACKET]; /* of the packet that is being read */

@@ -14,6 +14,7 @@
 
 #include "daemon/log.h"
 #include "daemon/server.h"
+#include "daemon/session_admit.h"
 #include "daemon/session_io.h"
 #include "daemon/session_req.h"
 #include "daemon/session_settle.h"
@@ -105,7 +106,7 @@ void kvp_session_end(struct kvp_session *session, const char *why)
 {
 	/* Who has only looked (kvpackctl) and goes is no news. */
 	bool looked = session->state == KVP_SESSION_UP && !session->engine && !session->full &&
-		      session->n_bad == 0;
+		      !session->reserved && session->n_bad == 0;
 
 	if (session->state == KVP_SESSION_ENDING)
 		return;
@@ -146,13 +147,29 @@ static void on_death(uv_poll_t *handle, int status, int events)
 static void on_stall(uv_timer_t *timer)
 {
 	struct kvp_session *session = timer->data;
+	const char *what = session->reserved ? "had a connection of the reserve"
+			   : session->full   ? "read nothing"
+					     : "did not say hello";
 	char why[96];
 
-	(void)snprintf(why, sizeof(why), "it %s for %llu ms (client.stall)",
-		       session->full ? "read nothing" : "did not say hello",
+	(void)snprintf(why, sizeof(why), "it %s for %llu ms (client.stall)", what,
 		       (unsigned long long)session->core->config->client.stall_ns / 1000000);
 	session->core->server->stalls += session->full;
 	kvp_session_end(session, why);
+}
+
+/* One of the reserve has its time from the beginning, whatever it does. */
+static void start_stall(struct kvp_session *session)
+{
+	if (!session->reserved)
+		(void)uv_timer_start(&session->stall, on_stall, /* fails without a callback only */
+				     session->core->config->client.stall_ns / 1000000, 0);
+}
+
+void kvp_session_stop_stall(struct kvp_session *session)
+{
+	if (!session->reserved)
+		(void)uv_timer_stop(&session->stall); /* cannot fail */
 }
 
 static bool wants_input(const struct kvp_session *session)
@@ -284,10 +301,9 @@ void kvp_session_flush(struct kvp_session *session)
 	}
 	if (r == -EAGAIN && (!session->full || moved)) {
 		session->full_since_ns = kvp_core_now_ns();
-		(void)uv_timer_start(&session->stall, on_stall, /* fails without a callback only */
-				     session->core->config->client.stall_ns / 1000000, 0);
+		start_stall(session);
 	} else if (r == 0 && session->full) {
-		(void)uv_timer_stop(&session->stall); /* cannot fail */
+		kvp_session_stop_stall(session);
 	}
 	session->full = r == -EAGAIN;
 	update_poll(session);
@@ -313,51 +329,6 @@ static int open_pidfd(int fd, uint32_t pid)
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &len) == 0)
 		return pidfd;
 	return (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
-}
-
-/* Neither a process nor a user has all of client.max_sessions. */
-static void admit_one_more(struct kvp_session *session)
-{
-	const struct kvp_config *config = session->core->config;
-	struct kvp_server *server = session->core->server;
-	uint32_t n = kvp_server_sessions_of(server, session->owner.uid);
-
-	if (session->process->n_sessions >= config->client.max_process_sessions) {
-		server->refused_process++;
-		session->refusal = KVP__STATUS__STATUS_LIMIT;
-		(void)snprintf(session->refusal_text, sizeof(session->refusal_text),
-			       "process %u has %u connections, at most %u "
-			       "(client.max_process_sessions)",
-			       session->pid, session->process->n_sessions,
-			       config->client.max_process_sessions);
-	} else if (n >= session->policy.max_sessions) {
-		server->refused_user++;
-		session->refusal = KVP__STATUS__STATUS_LIMIT;
-		(void)snprintf(session->refusal_text, sizeof(session->refusal_text),
-			       "uid %u has %u connections, at most %u: max_sessions of [uid.N], "
-			       "[gid.N] or [client]",
-			       session->owner.uid, n, session->policy.max_sessions);
-	}
-}
-
-static void admit(struct kvp_session *session)
-{
-	const struct kvp_config *config = session->core->config;
-
-	if (session->refusal != KVP__STATUS__STATUS_OK)
-		return;
-	if (kvp_config_policy(config, session->owner.uid, session->gid, &session->policy) == 0) {
-		session->admin = session->policy.admin || session->owner.uid == 0 ||
-				 session->owner.uid == geteuid();
-		admit_one_more(session);
-		return;
-	}
-	session->core->server->refused_policy++;
-	session->refusal = KVP__STATUS__STATUS_DENIED;
-	(void)snprintf(session->refusal_text, sizeof(session->refusal_text),
-		       "uid %u, gid %u: policy.allow is listed, and there is no section [uid.%u] "
-		       "or [gid.%u]",
-		       session->owner.uid, session->gid, session->owner.uid, session->gid);
 }
 
 static int init_handle(struct kvp_session *session, uv_poll_t *poll, int fd)
@@ -386,14 +357,12 @@ static int start_handles(struct kvp_session *session)
 	}
 	if (session->pidfd >= 0)
 		(void)uv_poll_start(&session->death, UV_READABLE, on_death); /* as below */
-	(void)uv_timer_start(&session->stall, on_stall,
-			     session->core->config->client.stall_ns / 1000000, 0);
+	start_stall(session);
 	update_poll(session);
 	return 0;
 }
 
-struct kvp_session *kvp_session_create(struct kvp_core *core, int fd, uint64_t id,
-				       Kvp__Status refusal, const char *refusal_text)
+struct kvp_session *kvp_session_create(struct kvp_core *core, int fd, uint64_t id)
 {
 	KVP_CLEANUP(kvp_closep) int owned = fd;
 	KVP_CLEANUP(kvp_closep) int pidfd = -1;
@@ -413,13 +382,12 @@ struct kvp_session *kvp_session_create(struct kvp_core *core, int fd, uint64_t i
 	session->owner.uid = cred.uid;
 	session->owner.changed = on_changed;
 	session->created_ns = kvp_core_now_ns();
-	session->refusal = refusal;
-	(void)snprintf(session->refusal_text, sizeof(session->refusal_text), "%s", refusal_text);
+	session->refusal = KVP__STATUS__STATUS_OK;
 	session->process = kvp_process_get(&core->server->processes, session->pid,
 					   session->owner.uid, session->created_ns);
 	if (!session->process)
 		return NULL;
-	admit(session);
+	kvp_session_judge(session);
 	if (start_handles(session) < 0) {
 		kvp_process_put(session->process);
 		return NULL;

@@ -45,11 +45,13 @@ struct kvp_session {
 	struct kvp_process *process; /* whose it is; counted */
 	uv_poll_t io;                /* the socket */
 	uv_poll_t death;             /* the pidfd */
-	uv_timer_t stall;            /* runs while not greeted, and while the socket is full */
-	uint32_t n_handles;          /* not yet closed */
-	int events;                  /* what `io` polls for */
-	uint32_t gid, pid;           /* as the kernel says; pid 0: not visible from here */
+	uv_timer_t stall;   /* runs while not greeted or the socket is full; of the reserve */
+	uint32_t n_handles; /* not yet closed */
+	int events;         /* what `io` polls for */
+	uint32_t gid, pid;  /* as the kernel says; pid 0: not visible from here */
 	bool admin;
+	bool observer;        /* it may only look, and drain */
+	bool reserved;        /* it has a connection beyond the limits */
 	bool engine;          /* it has had a pool */
 	bool end_after_flush; /* refused: ends when the reply is out */
 	bool full;            /* the socket took no more */
@@ -59,6 +61,7 @@ struct kvp_session {
 	struct kvp_policy policy;
 	Kvp__Status refusal; /* answer to hello, unless OK */
 	char refusal_text[KVP_POOL_ERR];
+	uint64_t *refused; /* the server's count of such refusals, if this one is not in it yet */
 
 	struct kvp_lists lists;
 	struct kvp_pool *pools;   /* owned; chained by session_next */
@@ -79,15 +82,17 @@ struct kvp_session {
 };
 
 /*
- * Takes over a connected socket (non-blocking); with a refusal the session only lives to answer
- * hello with it. Owns fd whatever happens. NULL: the client is gone already, or no memory.
+ * Takes over a connected socket (non-blocking); one that is refused (session_admit.h) only lives to
+ * answer hello with that. Owns fd whatever happens. NULL: the client is gone already, or no memory.
  */
-struct kvp_session *kvp_session_create(struct kvp_core *core, int fd, uint64_t id,
-				       Kvp__Status refusal, const char *refusal_text);
+struct kvp_session *kvp_session_create(struct kvp_core *core, int fd, uint64_t id);
 /* Rooms fail with CLIENT_LOST and `why`; the memory goes when the handles have closed. */
 void kvp_session_end(struct kvp_session *session, const char *why);
 /* Writes what is due, as far as the socket takes it. Called by the server for touched sessions. */
 void kvp_session_flush(struct kvp_session *session);
+
+/* It has greeted, or reads again: no deadline, but for one of the reserve. */
+void kvp_session_stop_stall(struct kvp_session *session);
 
 /* The session's pool of that name in any state, NULL: none. */
 struct kvp_pool *kvp_session_pool(const struct kvp_session *session, uint32_t client_id);

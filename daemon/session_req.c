@@ -15,6 +15,7 @@
 #include "daemon/inspect.h"
 #include "daemon/log.h"
 #include "daemon/server.h"
+#include "daemon/session_admit.h"
 #include "daemon/session_io.h"
 #include "daemon/session_settle.h"
 #include "proto/check.h"
@@ -102,12 +103,16 @@ static Kvp__Status on_hello(struct request *req)
 		return (Kvp__Status)r;
 	(void)snprintf(session->owner.name, sizeof(session->owner.name), "%s",
 		       msg->name[0] ? msg->name : "unnamed");
+	session->observer = msg->observer;
+	if (session->refusal == KVP__STATUS__STATUS_LIMIT && session->observer)
+		kvp_session_reserve(session);
 	if (session->refusal != OK) {
+		kvp_session_refused(session);
 		session->end_after_flush = true;
 		return refuse(req, session->refusal, "%s", session->refusal_text);
 	}
 	session->state = KVP_SESSION_UP;
-	(void)uv_timer_stop(&session->stall); /* the deadline of hello */
+	kvp_session_stop_stall(session); /* the deadline of hello */
 	kvp__hello_reply__init(&hello);
 	greet(req, &hello, version);
 	kvp_log(KVP_LOG_DEBUG, "client %llu %s (pid %u, uid %u): session begins",
@@ -716,6 +721,13 @@ static handler *const handlers[] = {
 	[KVP__CLIENT_MSG__BODY_SETTLE] = on_settle,
 };
 
+static bool observer_may(unsigned body)
+{
+	return body == KVP__CLIENT_MSG__BODY_HELLO || body == KVP__CLIENT_MSG__BODY_INSPECT ||
+	       body == KVP__CLIENT_MSG__BODY_DRAIN ||
+	       body == KVP__CLIENT_MSG__BODY_SETTLE; /* a library that has lost one before */
+}
+
 static Kvp__Status dispatch(struct request *req)
 {
 	unsigned body = req->msg->body_case;
@@ -724,6 +736,10 @@ static Kvp__Status dispatch(struct request *req)
 		return refuse(req, KVP__STATUS__STATUS_INVALID, "message: unknown kind %u", body);
 	if (req->session->state == KVP_SESSION_NEW && body != KVP__CLIENT_MSG__BODY_HELLO)
 		return refuse(req, KVP__STATUS__STATUS_INVALID, "hello must be the first request");
+	if (req->session->observer && !observer_may(body))
+		return refuse(req, KVP__STATUS__STATUS_DENIED,
+			      "hello.observer was true: inspect and drain are all that this "
+			      "connection may ask");
 	return handlers[body](req);
 }
 

@@ -42,6 +42,7 @@ class kvp_client_options(Structure):
         ("name", c_char_p),
         ("timeout_ms", c_uint32),
         ("no_reconnect", c_uint32),
+        ("observer", c_uint32),
     ]
 
 

@@ -26,8 +26,9 @@ class Client:
     """Used by one thread at a time; different clients are independent.
 
     ``socket``: None is $KVPACK_SOCKET, else /run/kvpack/sock. ``timeout``: seconds that a blocking
-    call waits for the daemon. Functions that are given ``done`` return at once; done(error or
-    None) is called by process() or by another call that waits.
+    call waits for the daemon. ``observer``: inspect() and drain() are all that is called, and it
+    gets in when other clients have taken all connections. Functions that are given ``done`` return
+    at once; done(error or None) is called by process() or by another call that waits.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Client:
         name: Optional[str] = None,
         timeout: float = 10.0,
         reconnect: bool = True,
+        observer: bool = False,
     ) -> None:
         self._handle: Optional[int] = None
         self._fences: Set[Fence] = set()
@@ -53,6 +55,7 @@ class Client:
         options.name = name.encode() if name is not None else None
         options.timeout_ms = max(int(timeout * 1000), 1)
         options.no_reconnect = not reconnect
+        options.observer = observer
         handle = ctypes.c_void_p()
         code = _abi.lib().kvp_client_open(ctypes.byref(handle), ctypes.byref(options))
         if code < 0:
