@@ -7,135 +7,23 @@
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "proto/kvpack.pb-c.h"
 #include "proto/wire.h"
 #include "tests/fake_verbs.h"
-#include "tests/support_lane.h"
-
-#define END 2000u
-#define SLOT 65536u
-
-struct scene {
-	struct lt lt;
-	struct kvp_lane *from, *to;
-	struct lt_pipe pipe;
-	struct lt_pool src, dst;
-	struct lt_room room;
-};
-
-struct modes {
-	uint32_t from, to;
-	uint64_t direct_run_bytes;
-	bool raw; /* the sender does not pack */
-	bool sums;
-	uint32_t dcp_size; /* of the source; the destination is one rank of two */
-};
-
-static void make_pools(struct scene *scene, const struct modes *modes)
-{
-	struct lt_shape shape = { .page = 64,
-				  .dcp_size = modes->dcp_size ? modes->dcp_size : 1,
-				  .interleave = 1,
-				  .n_pages = 32,
-				  .layers = 3,
-				  .row_bytes = 576,
-				  .seed = 1,
-				  .uid = 1 };
-
-	lt_pool_make(&scene->src, &scene->lt, scene->from, &shape);
-	lt_pool_fill(&scene->src, 42, 0, END);
-	shape.dcp_size = modes->dcp_size ? 1 : 2;
-	shape.n_pages = modes->dcp_size ? 32 : 16;
-	shape.seed = 2;
-	lt_pool_make(&scene->dst, &scene->lt, scene->to, &shape);
-}
-
-static struct scene *scene_make(const struct modes *modes)
-{
-	struct scene *scene = calloc(1, sizeof(*scene));
-	struct kvp_lane_config config = {
-		.slots = 8,
-		.slot_bytes = SLOT,
-		.pack = !modes->raw,
-		.net = &kvp_net_verbs,
-		.mode = modes->from,
-		.direct_run_bytes = modes->direct_run_bytes,
-	};
-
-	cr_assert(scene);
-	lt_begin(&scene->lt);
-	scene->from = lt_lane(&scene->lt, &config);
-	config.mode = modes->to;
-	config.pack = true;
-	scene->to = lt_lane(&scene->lt, &config);
-	lt_pipe_make(&scene->lt, &scene->pipe, scene->from, scene->to, 7);
-	make_pools(scene, modes);
-	scene->room = (struct lt_room){
-		.lt = &scene->lt,
-		.room = 42,
-		.end = END,
-		.n_senders = 1,
-		.n_dests = 1,
-		.meta_from = -1,
-		.slot_bytes = SLOT,
-		.sums = modes->sums,
-		.pipe = &scene->pipe,
-	};
-	scene->room.senders[0].pool = &scene->src;
-	scene->room.dests[0].pool = &scene->dst;
-	return scene;
-}
-
-static void expect_nothing_left(void)
-{
-	cr_assert_eq(kvp_fake.n_mws, 0);
-	cr_assert_eq(kvp_fake.n_mrs, 0);
-	cr_assert_eq(kvp_fake.n_qps, 0);
-	cr_assert_eq(kvp_fake.n_cqs, 0);
-	cr_assert_eq(kvp_fake.n_pds, 0);
-}
-
-/* What is shown follows at the end of the turn. */
-static bool all_is_back(void *arg)
-{
-	struct kvp_lane_status status = lt_status(arg);
-
-	return status.windows == 0 && status.regions == 0 && status.region_bytes == 0;
-}
-
-static void scene_end(struct scene *scene, bool piped)
-{
-	lt_pool_end(&scene->src);
-	lt_pool_end(&scene->dst);
-	lt_wait_until(&scene->lt, all_is_back, scene->to, "windows and regions to be given back");
-	if (piped)
-		lt_pipe_end(&scene->lt, &scene->pipe);
-	lt_end(&scene->lt);
-	expect_nothing_left();
-	free(scene);
-}
-
-static void transfer(struct scene *scene)
-{
-	lt_room_begin(&scene->room);
-	lt_submit_all(&scene->room, 0, 700);
-	lt_room_complete(&scene->room);
-	lt_room_check(&scene->room);
-}
+#include "tests/support_direct.h"
 
 /* ---- what is written ------------------------------------------------------------------------- */
 
 /* Writes that the room's pieces take: a page of the destination and an entry at a time, cut where a
  * piece ends; pages that follow each other do not touch. */
-static uint64_t expected_writes(const struct scene *scene)
+static uint64_t expected_writes(const struct direct *scene)
 {
 	struct kvp_lane_geom geom = lt_geom(&scene->room, 0, 0);
 	uint64_t n = 0;
 
-	for (uint64_t chunk = 0; chunk < END; chunk += 700) {
-		uint64_t end = KVP_MIN(chunk + 700, (uint64_t)END);
+	for (uint64_t chunk = 0; chunk < DIRECT_TOKENS; chunk += 700) {
+		uint64_t end = KVP_MIN(chunk + 700, (uint64_t)DIRECT_TOKENS);
 
 		for (uint64_t at = chunk; at < end; at += geom.piece_tokens) {
 			uint64_t to = KVP_MIN(at + geom.piece_tokens, end);
@@ -149,12 +37,12 @@ static uint64_t expected_writes(const struct scene *scene)
 
 Test(direct, one_write_a_run)
 {
-	struct scene *scene =
-		scene_make(&(struct modes){ .from = KVP_DATA_DIRECT, .to = KVP_DATA_DIRECT });
+	struct direct *scene = direct_make(
+		&(struct direct_wish){ .from = KVP_DATA_DIRECT, .to = KVP_DATA_DIRECT });
 	struct kvp_board *rx = &scene->room.dests[0].board, *tx = &scene->room.senders[0].board;
 	struct kvp_lane_status from, to;
 
-	transfer(scene);
+	direct_transfer(scene, false);
 	from = lt_status(scene->from);
 	to = lt_status(scene->to);
 	cr_assert_gt(to.pieces_direct, 0);
@@ -168,28 +56,28 @@ Test(direct, one_write_a_run)
 	cr_assert_eq(atomic_load(&tx->direct_bytes), to.bytes_direct);
 	cr_assert_eq(to.windows, 1);
 	lt_room_end(&scene->room);
-	scene_end(scene, true);
+	direct_end(scene, true);
 }
 
 /* The grant of one room is of no use for the next. */
 Test(direct, a_window_for_each_leg)
 {
-	struct scene *scene =
-		scene_make(&(struct modes){ .from = KVP_DATA_DIRECT, .to = KVP_DATA_DIRECT });
+	struct direct *scene = direct_make(
+		&(struct direct_wish){ .from = KVP_DATA_DIRECT, .to = KVP_DATA_DIRECT });
 	uint64_t binds;
 
 	for (uint32_t i = 0; i < 3; i++) {
 		binds = kvp_fake_look().n_binds;
-		transfer(scene);
+		direct_transfer(scene, false);
 		lt_room_end(&scene->room);
 		cr_assert_eq(kvp_fake_look().n_binds, binds + 2, "bound and taken back");
 		cr_assert_eq(kvp_fake_look().n_mws, 1, "used again");
 	}
-	scene_end(scene, true);
+	direct_end(scene, true);
 }
 
 /* Three ranks that need the same rows. */
-static void equal_dests(struct scene *scene, struct lt_pool *more)
+static void equal_dests(struct direct *scene, struct lt_pool *more)
 {
 	struct lt_shape shape = scene->dst.shape;
 
@@ -207,8 +95,8 @@ static void equal_dests(struct scene *scene, struct lt_pool *more)
  */
 Test(direct, equal_destinations_whose_windows_come_late)
 {
-	struct scene *scene =
-		scene_make(&(struct modes){ .from = KVP_DATA_DIRECT, .to = KVP_DATA_DIRECT });
+	struct direct *scene = direct_make(
+		&(struct direct_wish){ .from = KVP_DATA_DIRECT, .to = KVP_DATA_DIRECT });
 	struct lt_pool more[2];
 
 	equal_dests(scene, more);
@@ -226,43 +114,35 @@ Test(direct, equal_destinations_whose_windows_come_late)
 	lt_room_end(&scene->room);
 	for (uint32_t i = 0; i < 2; i++)
 		lt_pool_end(&more[i]);
-	scene_end(scene, true);
+	direct_end(scene, true);
 }
 
 /* ---- what lands ------------------------------------------------------------------------------ */
 
-static void lands(const struct modes *modes, enum kvp_why why)
+static void lands(const struct direct_wish *wish, enum kvp_why why)
 {
-	struct scene *scene = scene_make(modes);
-	struct kvp_board *board = &scene->room.dests[0].board;
-	struct kvp_lane_status to;
+	struct direct *scene = direct_make(wish);
 
-	transfer(scene);
-	to = lt_status(scene->to);
-	cr_assert_eq(to.pieces_direct, 0);
-	cr_assert_eq(to.fell_back[why], to.pieces_landed, "%s: %llu", kvp_why_name(why),
-		     (unsigned long long)to.fell_back[why]);
-	cr_assert_eq(atomic_load(&board->moved), KVP_MOVED_LANDING);
-	cr_assert_eq(atomic_load(&board->fell_back), why);
+	direct_transfer(scene, false);
+	direct_landed(scene, why);
 	lt_room_end(&scene->room);
-	scene_end(scene, true);
+	direct_end(scene, true);
 }
 
 Test(direct, landing_by_configuration)
 {
-	lands(&(struct modes){ .from = KVP_DATA_LANDING,
-			       .to = KVP_DATA_AUTO,
-			       .direct_run_bytes = 1 },
+	lands(&(struct direct_wish){ .from = KVP_DATA_LANDING,
+				     .to = KVP_DATA_AUTO,
+				     .run_bytes = 1 },
 	      KVP_WHY_SENDER);
-	lands(&(struct modes){ .from = KVP_DATA_AUTO,
-			       .to = KVP_DATA_LANDING,
-			       .direct_run_bytes = 1 },
+	lands(&(struct direct_wish){ .from = KVP_DATA_AUTO,
+				     .to = KVP_DATA_LANDING,
+				     .run_bytes = 1 },
 	      KVP_WHY_MODE);
-	lands(&(struct modes){ .from = KVP_DATA_AUTO,
-			       .to = KVP_DATA_AUTO,
-			       .direct_run_bytes = 1,
-			       .raw = true },
-	      KVP_WHY_SENDER);
+	lands(
+		&(struct direct_wish){
+			.from = KVP_DATA_AUTO, .to = KVP_DATA_AUTO, .run_bytes = 1, .raw = true },
+		KVP_WHY_SENDER);
 }
 
 static void no_windows(struct kvp_fake *fake)
@@ -278,8 +158,8 @@ static void no_binding(struct kvp_fake *fake)
 /* Pieces come before the registration: a room that is kept until it has been tried. */
 static void lands_for_lack(void (*spoil)(struct kvp_fake *fake), enum kvp_why why)
 {
-	struct scene *scene = scene_make(&(struct modes){
-		.from = KVP_DATA_AUTO, .to = KVP_DATA_AUTO, .direct_run_bytes = 1 });
+	struct direct *scene = direct_make(&(struct direct_wish){
+		.from = KVP_DATA_AUTO, .to = KVP_DATA_AUTO, .run_bytes = 1 });
 	struct kvp_lane_status to;
 
 	spoil(&kvp_fake);
@@ -294,7 +174,7 @@ static void lands_for_lack(void (*spoil)(struct kvp_fake *fake), enum kvp_why wh
 	cr_assert_eq(to.pieces_direct, 0);
 	cr_assert_gt(to.fell_back[why], 0);
 	lt_room_end(&scene->room);
-	scene_end(scene, true);
+	direct_end(scene, true);
 }
 
 Test(direct, landing_for_lack_of_windows)
@@ -310,8 +190,8 @@ Test(direct, landing_since_windows_fail)
 /* From two ranks to one every second row is another's: a write a row is not worth it. */
 Test(direct, landing_of_scattered_rows)
 {
-	const struct modes modes = { .direct_run_bytes = 4096, .dcp_size = 2 };
-	struct scene *scene = scene_make(&modes);
+	const struct direct_wish wish = { .run_bytes = 4096, .dcp_size = 2 };
+	struct direct *scene = direct_make(&wish);
 	struct lt_pool other;
 	struct kvp_lane_status to;
 	struct lt_shape shape = scene->src.shape;
@@ -319,13 +199,13 @@ Test(direct, landing_of_scattered_rows)
 	shape.dcp_rank = 1;
 	shape.seed = 9;
 	lt_pool_make(&other, &scene->lt, scene->from, &shape);
-	lt_pool_fill(&other, 42, 0, END);
+	lt_pool_fill(&other, 42, 0, DIRECT_TOKENS);
 	scene->room.n_senders = 2;
 	scene->room.senders[1].pool = &other;
 	lt_hold(scene->to, KVP_HOLD_GRANT, true);
 	lt_room_begin(&scene->room);
 	lt_submit_all(&scene->room, 0, 700);
-	lt_submit_all(&scene->room, 1, END);
+	lt_submit_all(&scene->room, 1, DIRECT_TOKENS);
 	lt_wait_held(&scene->lt, scene->to, KVP_HOLD_GRANT, 3);
 	lt_hold(scene->to, KVP_HOLD_GRANT, false);
 	lt_room_complete(&scene->room);
@@ -335,73 +215,55 @@ Test(direct, landing_of_scattered_rows)
 	cr_assert_gt(to.fell_back[KVP_WHY_RUNS], 0);
 	lt_room_end(&scene->room);
 	lt_pool_end(&other);
-	scene_end(scene, true);
+	direct_end(scene, true);
 }
 
-static void refused(const struct modes *modes, void (*spoil)(struct kvp_fake *fake),
+static void refused(const struct direct_wish *wish, void (*spoil)(struct kvp_fake *fake),
 		    const char *text)
 {
-	struct scene *scene = scene_make(modes);
-	struct kvp_board *board = &scene->room.dests[0].board;
+	struct direct *scene = direct_make(wish);
 
 	if (spoil)
 		spoil(&kvp_fake);
-	lt_room_begin(&scene->room);
-	lt_submit_all(&scene->room, 0, 700);
-	lt_wait(&scene->lt, board, KVP_BOARD_FAILED | KVP_BOARD_COMPLETE);
-	cr_assert_eq(board->status, KVP__STATUS__STATUS_UNSUPPORTED);
-	cr_assert(strstr(board->text, text), "%s", board->text);
-	lt_room_end(&scene->room);
-	scene_end(scene, true);
+	direct_fails(scene, KVP__STATUS__STATUS_UNSUPPORTED, text);
+	direct_end(scene, true);
 }
 
 /* Sums are behind the bytes of a slot. */
 Test(direct, landing_with_sums)
 {
-	lands(&(struct modes){ .from = KVP_DATA_AUTO,
-			       .to = KVP_DATA_AUTO,
-			       .direct_run_bytes = 1,
-			       .sums = true },
-	      KVP_WHY_SUMS);
-	refused(&(struct modes){ .from = KVP_DATA_AUTO, .to = KVP_DATA_DIRECT, .sums = true }, NULL,
-		"data.mode is direct, but sums travel with slots");
+	lands(
+		&(struct direct_wish){
+			.from = KVP_DATA_AUTO, .to = KVP_DATA_AUTO, .run_bytes = 1, .sums = true },
+		KVP_WHY_SUMS);
+	refused(&(struct direct_wish){ .from = KVP_DATA_AUTO, .to = KVP_DATA_DIRECT, .sums = true },
+		NULL, "data.mode is direct, but sums travel with slots");
 }
 
 /* What was written into a slot and is not right has come: nothing is waited for, the slot is free.
  */
 Test(direct, a_slot_with_a_changed_byte)
 {
-	const struct modes modes = { .direct_run_bytes = 1, .sums = true };
-	struct scene *scene = scene_make(&modes);
-	struct kvp_board *board = &scene->room.dests[0].board;
+	const struct direct_wish wish = { .run_bytes = 1, .sums = true };
+	struct direct *scene = direct_make(&wish);
 
 	lt_hold(scene->from, KVP_HOLD_FLIP_PACK, true);
-	lt_room_begin(&scene->room);
-	lt_submit_all(&scene->room, 0, 700);
-	lt_wait(&scene->lt, board, KVP_BOARD_FAILED | KVP_BOARD_COMPLETE);
-	cr_assert_eq(board->status, KVP__STATUS__STATUS_CORRUPT, "%s", board->text);
-	lt_room_end(&scene->room);
-	scene_end(scene, true);
+	direct_fails(scene, KVP__STATUS__STATUS_CORRUPT, "");
+	direct_end(scene, true);
 }
 
 Test(direct, forced_it_does_not_land)
 {
-	refused(&(struct modes){ .from = KVP_DATA_LANDING, .to = KVP_DATA_DIRECT }, NULL,
+	refused(&(struct direct_wish){ .from = KVP_DATA_LANDING, .to = KVP_DATA_DIRECT }, NULL,
 		"data.mode is direct, but the sender does not write directly");
-	refused(&(struct modes){ .from = KVP_DATA_DIRECT, .to = KVP_DATA_DIRECT }, no_windows,
+	refused(&(struct direct_wish){ .from = KVP_DATA_DIRECT, .to = KVP_DATA_DIRECT }, no_windows,
 		"fake0 has no memory windows");
 	kvp_fake_reset();
-	refused(&(struct modes){ .from = KVP_DATA_DIRECT, .to = KVP_DATA_DIRECT }, no_binding,
+	refused(&(struct direct_wish){ .from = KVP_DATA_DIRECT, .to = KVP_DATA_DIRECT }, no_binding,
 		"no memory window was to be had");
 }
 
 /* ---- late writes ----------------------------------------------------------------------------- */
-
-static bool writes_wait(void *arg)
-{
-	(void)arg;
-	return kvp_fake_held() > 0;
-}
 
 static bool rxs_are_gone(void *arg)
 {
@@ -409,15 +271,15 @@ static bool rxs_are_gone(void *arg)
 }
 
 /* A room whose writes wait in the sender's device; both ends are over. */
-static struct scene *scene_with_late_writes(void)
+static struct direct *scene_with_late_writes(void)
 {
-	struct scene *scene =
-		scene_make(&(struct modes){ .from = KVP_DATA_DIRECT, .to = KVP_DATA_DIRECT });
+	struct direct *scene = direct_make(
+		&(struct direct_wish){ .from = KVP_DATA_DIRECT, .to = KVP_DATA_DIRECT });
 
 	kvp_fake_hold_writes(true);
 	lt_room_begin(&scene->room);
 	lt_submit_all(&scene->room, 0, 700);
-	lt_wait_until(&scene->lt, writes_wait, NULL, "writes at the device");
+	direct_wait_writes(scene);
 	lt_order_id(scene->to, KVP_ORDER_RX_END, scene->room.dests[0].board.id, 0);
 	lt_order_id(scene->from, KVP_ORDER_TX_END, scene->room.senders[0].board.id, 0);
 	/* The sender's pages were packed: it is not kept by its device. */
@@ -427,7 +289,7 @@ static struct scene *scene_with_late_writes(void)
 	return scene;
 }
 
-static void expect_held(struct scene *scene)
+static void expect_held(struct direct *scene)
 {
 	cr_assert_not(kvp_board_flags(&scene->room.dests[0].board) & KVP_BOARD_QUIET,
 		      "released under the device's hands");
@@ -437,7 +299,7 @@ static void expect_held(struct scene *scene)
 /* The writes happen after the end of the room, and before its pages are anybody else's. */
 Test(direct, released_after_the_last_late_write)
 {
-	struct scene *scene = scene_with_late_writes();
+	struct direct *scene = scene_with_late_writes();
 	uint64_t writes = kvp_fake_look().n_writes;
 
 	expect_held(scene);
@@ -446,14 +308,14 @@ Test(direct, released_after_the_last_late_write)
 	cr_assert_gt(kvp_fake_look().n_writes, writes, "they did happen");
 	cr_assert_eq(kvp_fake_look().n_refused, 0);
 	lt_pool_unmap(&scene->dst);
-	scene_end(scene, true);
+	direct_end(scene, true);
 }
 
 /* Nobody says that they are over: the end of the endpoints is waited for, and after it the device
  * lets nothing through. */
 Test(direct, released_after_the_end_of_the_connection)
 {
-	struct scene *scene = scene_with_late_writes();
+	struct direct *scene = scene_with_late_writes();
 
 	expect_held(scene);
 	lt_order_id(scene->to, KVP_ORDER_EP_END, scene->pipe.b.id, 0);
@@ -463,5 +325,5 @@ Test(direct, released_after_the_end_of_the_connection)
 	kvp_fake_hold_writes(false); /* one that came through would end the process */
 	lt_order_id(scene->from, KVP_ORDER_EP_END, scene->pipe.a.id, 0);
 	lt_wait(&scene->lt, &scene->pipe.a, KVP_BOARD_QUIET);
-	scene_end(scene, false);
+	direct_end(scene, false);
 }
