@@ -15,6 +15,7 @@
 #include <utlist.h>
 
 #include "daemon/core.h"
+#include "daemon/files.h"
 #include "daemon/gpu.h"
 #include "daemon/log.h"
 #include "daemon/net.h"
@@ -676,6 +677,7 @@ static int init(struct kvp_daemon *daemon, const struct kvp_config *config, cons
 int kvp_daemon_run(const struct kvp_config *config, const char *config_path)
 {
 	KVP_CLEANUP(kvp_freep) struct kvp_daemon *daemon = calloc(1, sizeof(*daemon));
+	char err[256];
 	int r;
 
 	if (!daemon) {
@@ -685,6 +687,11 @@ int kvp_daemon_run(const struct kvp_config *config, const char *config_path)
 	kvp_net_ucx_give_back_signals();
 	/* A client or a log that has gone away is an error code, not the end. */
 	(void)signal(SIGPIPE, SIG_IGN);
+	r = kvp_files_check(config, err, sizeof(err));
+	if (r < 0) {
+		kvp_log(KVP_LOG_ERR, "start: %s", err);
+		return 1;
+	}
 	if (init(daemon, config, config_path) < 0)
 		return 1;
 	if (start(daemon) < 0) {

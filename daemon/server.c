@@ -17,6 +17,7 @@
 
 #include <utlist.h>
 
+#include "daemon/files.h"
 #include "daemon/log.h"
 #include "daemon/session_admit.h"
 #include "daemon/session_settle.h"
@@ -222,8 +223,9 @@ static void on_pause_over(uv_timer_t *timer)
 static void pause_accept(struct kvp_server *server, int error)
 {
 	server->accept_pauses++;
-	kvp_log_limited(&log_accept, KVP_LOG_WARNING, "accept: %s: next try in %d ms",
-			strerror(error), PAUSE_MS);
+	kvp_log_limited(&log_accept, KVP_LOG_WARNING, "accept: %s: next try in %d ms%s",
+			strerror(error), PAUSE_MS,
+			error == EMFILE ? "; RLIMIT_NOFILE: " KVP_FILES_ADVICE : "");
 	(void)uv_poll_stop(&server->listener);
 	(void)uv_timer_start(&server->pause, on_pause_over, PAUSE_MS, 0);
 }

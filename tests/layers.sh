@@ -6,7 +6,7 @@
 #
 # Ranks of daemon/, lowest first; files on one line may include each other. A name with * is a prefix.
 ranks="
-log inbox config notify
+log inbox config notify files
 board table net ring copy admits
 sums cuda jobs
 gpu*

@@ -880,6 +880,7 @@ Test(session, daemon_without_descriptors_pauses_and_recovers)
 	for (int i = 0; i < 200 && !support_log_has(&daemon, "accept:"); i++)
 		support_sleep_ms(10);
 	cr_assert(support_log_has(&daemon, "accept:"));
+	cr_assert(support_log_has(&daemon, "LimitNOFILE="));
 	for (int i = 0; i < 7; i++)
 		close(fds[i]);
 	cr_assert_eq(call_hello(late, KVP_PROTO_VERSION_MIN, KVP_PROTO_VERSION_MAX).status,
@@ -887,6 +888,59 @@ Test(session, daemon_without_descriptors_pauses_and_recovers)
 	close(late);
 	cr_assert_eq(prlimit(daemon.pid, RLIMIT_NOFILE, &old, NULL), 0);
 	support_daemon_end(&daemon);
+}
+
+/* Starts it with such a limit, hard and soft; what it exits with, or -1: it serves, and is stopped.
+ */
+static int start_with_files(struct support_daemon *daemon, rlim_t soft, rlim_t hard)
+{
+	struct rlimit limit = { .rlim_cur = soft, .rlim_max = hard };
+	char program[4096];
+	int status;
+
+	support_program(program, sizeof(program), "kvpackd");
+	remove(daemon->log); /* of the one before */
+	daemon->pid = fork();
+	if (daemon->pid == 0) {
+		int log = open(daemon->log, O_WRONLY | O_CREAT, 0600);
+
+		dup2(log, STDERR_FILENO);
+		close(log);
+		setrlimit(RLIMIT_NOFILE, &limit);
+		execl(program, program, "--config", daemon->config, (char *)NULL);
+		_exit(127);
+	}
+	while (!support_log_has(daemon, "serves")) {
+		if (waitpid(daemon->pid, &status, WNOHANG) == daemon->pid)
+			return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+		support_sleep_ms(5);
+	}
+	cr_assert_eq(support_daemon_stop(daemon), 0);
+	return -1;
+}
+
+Test(session, too_few_descriptors_are_named_at_start)
+{
+	struct support_daemon daemon;
+
+	support_daemon_prepare(&daemon, "[client]\nmax_sessions = 100\n");
+	cr_assert_eq(start_with_files(&daemon, 24, 24), 1);
+	cr_assert(
+		support_log_has(&daemon, "RLIMIT_NOFILE is 24 open files, 64 are needed to start"));
+	cr_assert(support_log_has(&daemon, "LimitNOFILE=65536"));
+
+	/* Enough to start, not for all. */
+	cr_assert_eq(start_with_files(&daemon, 100, 100), -1);
+	cr_assert(support_log_has(&daemon,
+				  "RLIMIT_NOFILE is 100 open files, client.max_sessions = 100"));
+	cr_assert(support_log_has(&daemon, "may need 632"));
+	cr_assert(support_log_has(&daemon, "LimitNOFILE=65536"));
+
+	/* What it may raise it raises. */
+	cr_assert_eq(start_with_files(&daemon, 24, 1000), -1);
+	cr_assert(!support_log_has(&daemon, "RLIMIT_NOFILE"));
+	daemon.pid = 0;
+	support_daemon_clean(&daemon);
 }
 
 static void leave_stale_socket(const char *path)

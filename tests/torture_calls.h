@@ -65,6 +65,7 @@
 	CALL(send, ONE, ENOBUFS) \
 	CALL(sendmsg, ONE, ENOBUFS) \
 	CALL(sendto, ONE, ENOBUFS) \
+	CALL(setrlimit, ONE, EPERM) \
 	CALL(setsockopt, ONE, ENOBUFS) \
 	CALL(socket, ONE, EMFILE) \
 	CALL(syscall, ONE, ENOSYS) \
