@@ -229,6 +229,22 @@ bool kvp_peer_is_up(const struct kvp_peer *peer)
 	return peer->state == KVP_PEER_UP;
 }
 
+bool kvp_peer_in_doubt(const struct kvp_peer *peer)
+{
+	uint64_t heartbeat_ns = peer->peers->config->peer.heartbeat_ns;
+
+	if (peer->state == KVP_PEER_ENDING || peer->path_lost)
+		return true;
+	return peer->state == KVP_PEER_UP && !peer->self &&
+	       kvp_peer_now() - peer->last_heard_ns > heartbeat_ns + heartbeat_ns / 2;
+}
+
+/* It is looked at once per heartbeat, and once more if this process stood still itself. */
+uint64_t kvp_peers_doubt_ns(const struct kvp_config *config)
+{
+	return config->peer.lost_after_ns + 2 * config->peer.heartbeat_ns;
+}
+
 bool kvp_peer_is_self(const struct kvp_peer *peer)
 {
 	return peer->self;

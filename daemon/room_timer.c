@@ -143,6 +143,42 @@ static void due_look(struct due *due, uint64_t ns)
 	due->at = KVP_MIN(due->at, due->now + ns);
 }
 
+static bool any_in_doubt(const struct kvp_room *room)
+{
+	const struct kvp_sleg *leg;
+
+	if (!room->key.is_dest) {
+		DL_FOREACH2 (room->send.legs, leg, rnext) {
+			if (leg->peer && kvp_peer_in_doubt(leg->peer))
+				return true;
+		}
+		return false;
+	}
+	for (uint32_t i = 0; i < room->dest.n_legs; i++) {
+		const struct kvp_peer *peer = room->dest.legs[i].peer;
+
+		if (peer && kvp_peer_in_doubt(peer))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * How long a timer runs that waits for what peers do. When it is over and a peer may be gone, the
+ * time alone would blame whoever has not submitted, or not granted. The room is looked at again
+ * until the peer is heard, and then fails with the timer's words, or is lost, and fails with that.
+ */
+static uint64_t peer_timer(const struct kvp_room *room, uint64_t since, uint64_t ns,
+			   struct due *due)
+{
+	const struct kvp_config *config = room->rooms->config;
+
+	if (since + ns > due->now || !any_in_doubt(room))
+		return ns;
+	due_look(due, config->peer.heartbeat_ns);
+	return ns + kvp_peers_doubt_ns(config);
+}
+
 static void leg_due(const struct kvp_dleg *leg, struct due *due)
 {
 	const struct kvp_room_timers *timers = &leg->room->timers;
@@ -154,7 +190,9 @@ static void leg_due(const struct kvp_dleg *leg, struct due *due)
 			  kvp_peer_reason(leg->peer)[0] ? kvp_peer_reason(leg->peer)
 							: "does not answer");
 	else if (leg->state == KVP_DLEG_OFFERED && !kvp_dleg_met(leg))
-		due_timer(due, leg->since_ns, timers->open_ns, KVP__STATUS__STATUS_TIMEOUT,
+		due_timer(due, leg->since_ns,
+			  peer_timer(leg->room, leg->since_ns, timers->open_ns, due),
+			  KVP__STATUS__STATUS_TIMEOUT,
 			  "sender %u on %s has not opened the room for %.1f s", leg->sender,
 			  kvp_peer_name(leg->peer), seconds(timers->open_ns));
 }
@@ -172,9 +210,9 @@ static void retry_offer(struct kvp_dleg *leg, struct due *due)
 static void progress_due(const struct kvp_room *room, uint64_t since, uint32_t waits,
 			 struct due *due)
 {
-	due_timer(due, since, room->timers.progress_ns, KVP__STATUS__STATUS_TIMEOUT,
-		  "no progress for %.1f s, waiting for %s", seconds(room->timers.progress_ns),
-		  kvp_wait_name((enum kvp_wait)waits));
+	due_timer(due, since, peer_timer(room, since, room->timers.progress_ns, due),
+		  KVP__STATUS__STATUS_TIMEOUT, "no progress for %.1f s, waiting for %s",
+		  seconds(room->timers.progress_ns), kvp_wait_name((enum kvp_wait)waits));
 }
 
 static void dest_lane_due(const struct kvp_room *room, struct due *due)
@@ -186,7 +224,8 @@ static void dest_lane_due(const struct kvp_room *room, struct due *due)
 
 	switch (waits) {
 	case KVP_WAITS_SENDER:
-		due_timer(due, since, timers->open_ns, KVP__STATUS__STATUS_TIMEOUT,
+		due_timer(due, since, peer_timer(room, since, timers->open_ns, due),
+			  KVP__STATUS__STATUS_TIMEOUT,
 			  "nothing came from the senders for %.1f s: their engines have submitted "
 			  "no more",
 			  seconds(timers->open_ns));
@@ -273,6 +312,17 @@ static void send_lane_due(const struct kvp_room *room, struct due *due)
 	due_look(due, KVP_MIN(timers->progress_ns, timers->fence_ns));
 }
 
+/* Other senders of the same destinations may still be at work. */
+static void send_closing_due(const struct kvp_room *room, struct due *due)
+{
+	uint64_t since = room->state_since_ns;
+
+	due_timer(due, since, peer_timer(room, since, room->timers.open_ns, due),
+		  KVP__STATUS__STATUS_TIMEOUT,
+		  "all is delivered, decode has not said complete for %.1f s",
+		  seconds(room->timers.open_ns));
+}
+
 static void send_due(const struct kvp_room *room, struct due *due)
 {
 	switch (room->state) {
@@ -280,11 +330,7 @@ static void send_due(const struct kvp_room *room, struct due *due)
 		send_waiting_due(room, due);
 		break;
 	case KVP__ROOM_STATE__ROOM_CLOSING:
-		/* Other senders of the same destinations may still be at work. */
-		due_timer(due, room->state_since_ns, room->timers.open_ns,
-			  KVP__STATUS__STATUS_TIMEOUT,
-			  "all is delivered, decode has not said complete for %.1f s",
-			  seconds(room->timers.open_ns));
+		send_closing_due(room, due);
 		break;
 	default:
 		send_lane_due(room, due);

@@ -12,6 +12,8 @@
 #include <string.h>
 #include <sys/wait.h>
 
+#include <cjson/cJSON.h>
+
 #include "tests/support_faults.h"
 
 #define TIMING "heartbeat = 100ms\nlost_after = 1s\n"
@@ -24,16 +26,22 @@ struct pair {
 	struct fault_room room;
 };
 
-static void pair_begin(struct rig *rig, struct pair *pair, uint32_t row_bytes)
+static void pair_begin_timed(struct rig *rig, struct pair *pair, uint32_t row_bytes,
+			     const char *timing)
 {
 	const char *extra = row_bytes == BIG_ROW ? BIG_DAEMON : DAEMON;
 
 	memset(pair, 0, sizeof(*pair));
-	rig->timing = TIMING;
+	rig->timing = timing;
 	pair->prefill = rig_daemon_start(rig, "prefill", extra);
 	pair->decode = rig_daemon_start(rig, "decode", extra);
 	fault_room_make_rows(&pair->room, 21, pair->prefill, pair->decode, row_bytes);
 	fault_connect_both(&pair->room);
+}
+
+static void pair_begin(struct rig *rig, struct pair *pair, uint32_t row_bytes)
+{
+	pair_begin_timed(rig, pair, row_bytes, TIMING);
 }
 
 static void lost(const struct fault_end *end)
@@ -168,6 +176,104 @@ static void full_pipe_dies(struct rig *rig)
 	full_pipe(rig, true);
 }
 
+/* ---- a timer and a silence that end together ------------------------------------------------ */
+
+#define ROOMS 4u
+#define TIMER_MS 900u /* over just before the peer is lost */
+
+/* All failures that the daemon remembers are that one's affair. */
+static void blames(const struct rig_daemon *daemon, const char *who)
+{
+	cJSON *root = rig_ask(daemon, "failures", NULL);
+	const cJSON *list = cJSON_GetObjectItemCaseSensitive(root, "failures"), *failure;
+	uint32_t n = 0;
+
+	cJSON_ArrayForEach (failure, list) {
+		const cJSON *verdict = cJSON_GetObjectItemCaseSensitive(failure, "verdict");
+
+		RIG_REQUIRE(!strcmp(cJSON_GetStringValue(verdict), who), "%s: %s",
+			    cJSON_GetStringValue(verdict), cJSON_Print(failure));
+		n++;
+	}
+	RIG_REQUIRE(n > 0, "no failures");
+	cJSON_Delete(root);
+}
+
+/* Rooms whose timers began at different times before the silence, so that no order of the daemon's
+ * timers hides the wrong one. */
+static void silence_wins(struct rig *rig, bool stops_prefill)
+{
+	struct fault_room rooms[ROOMS];
+	struct pair pair;
+	struct rig_daemon *victim, *survivor;
+
+	pair_begin(rig, &pair, 576);
+	victim = stops_prefill ? pair.prefill : pair.decode;
+	survivor = stops_prefill ? pair.decode : pair.prefill;
+	for (uint32_t i = 0; i < ROOMS; i++) {
+		fault_room_make(&rooms[i], 31 + i, pair.prefill, pair.decode);
+		rooms[i].timers =
+			(struct kvp_timers){ .open_ms = TIMER_MS, .progress_ms = TIMER_MS };
+		fault_connect_both(&rooms[i]);
+		fault_expect(&rooms[i]);
+		fault_open(&rooms[i]);
+		(void)rig_await(rooms[i].src.client, rooms[i].src.room, KVP_WAIT_READY, FAULT_SECS);
+		rig_sleep_ms(20);
+	}
+	fault_stop(victim->pid);
+	for (uint32_t i = 0; i < ROOMS && !stops_prefill; i++)
+		fault_submit(&rooms[i], FAULT_FIRST); /* waits for a grant */
+	for (uint32_t i = 0; i < ROOMS; i++) {
+		lost(stops_prefill ? &rooms[i].dst : &rooms[i].src);
+		fault_released(stops_prefill ? &rooms[i].dst : &rooms[i].src);
+	}
+	blames(survivor, "peer");
+	fault_go_on(victim->pid);
+	for (uint32_t i = 0; i < ROOMS; i++) {
+		lost(stops_prefill ? &rooms[i].src : &rooms[i].dst);
+		fault_released(stops_prefill ? &rooms[i].src : &rooms[i].dst);
+		fault_close(&rooms[i]);
+	}
+	blames(victim, "peer");
+	fault_close(&pair.room);
+}
+
+static void silence_wins_at_decode(struct rig *rig)
+{
+	silence_wins(rig, true);
+}
+
+static void silence_wins_at_prefill(struct rig *rig)
+{
+	silence_wins(rig, false);
+}
+
+/* Heard again before it was lost: the timer is over, and it was the engine that kept still. */
+static void silence_ends(struct rig *rig)
+{
+	struct pair pair;
+	struct kvp_room_state state;
+
+	pair_begin_timed(rig, &pair, 576, "heartbeat = 100ms\nlost_after = 10s\n");
+	pair.room.timers.open_ms = 700;
+	fault_expect(&pair.room);
+	fault_open(&pair.room);
+	(void)rig_await(pair.room.src.client, pair.room.src.room, KVP_WAIT_READY, FAULT_SECS);
+	fault_stop(pair.prefill->pid);
+	rig_sleep_ms(1200);
+	(void)kvp_process(pair.room.dst.client);
+	state = rig_state(pair.room.dst.client, pair.room.dst.room);
+	RIG_REQUIRE(!state.failed, "%s: %s", kvp_status_name(state.status), state.reason);
+	fault_go_on(pair.prefill->pid);
+	state = fault_fails(&pair.room.dst, KVP_STATUS_TIMEOUT);
+	RIG_REQUIRE(strstr(state.reason, "have submitted no more"), "%s", state.reason);
+	blames(pair.decode, "engine");
+	fault_released(&pair.room.dst);
+	(void)fault_fails(&pair.room.src, KVP_STATUS_TIMEOUT);
+	fault_released(&pair.room.src);
+	fault_close(&pair.room);
+}
+
 /* ---- clients -------------------------------------------------------------------------------- */
 
 struct engine {
@@ -267,10 +373,17 @@ static void deaf_engine(struct rig *rig)
 int main(int argc, char **argv)
 {
 	static const struct rig_scenario scenarios[] = {
-		{ "receiver_wants", receiver_wants },       { "receiver_data", receiver_data },
-		{ "sender_granted", sender_granted },       { "sender_data", sender_data },
-		{ "full_pipe_goes_on", full_pipe_goes_on }, { "full_pipe_dies", full_pipe_dies },
-		{ "silent_engine", silent_engine },         { "deaf_engine", deaf_engine },
+		{ "receiver_wants", receiver_wants },
+		{ "receiver_data", receiver_data },
+		{ "sender_granted", sender_granted },
+		{ "sender_data", sender_data },
+		{ "full_pipe_goes_on", full_pipe_goes_on },
+		{ "full_pipe_dies", full_pipe_dies },
+		{ "silence_wins_at_decode", silence_wins_at_decode },
+		{ "silence_wins_at_prefill", silence_wins_at_prefill },
+		{ "silence_ends", silence_ends },
+		{ "silent_engine", silent_engine },
+		{ "deaf_engine", deaf_engine },
 	};
 
 	if (!fault_points())
