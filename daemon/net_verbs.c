@@ -155,7 +155,7 @@ static int take_events(struct kvp_net *net)
  */
 static int disarm(struct kvp_net *net)
 {
-	uint64_t expired;
+	uint64_t count;
 	int n = 0;
 
 	net->armed = false;
@@ -167,10 +167,12 @@ static int disarm(struct kvp_net *net)
 		for (; ibv_get_cq_event(rail->channel, &cq, &context) == 0; n++)
 			ibv_ack_cq_events(rail->cq, 1);
 	}
-	if (read(net->timer_fd, &expired, sizeof(expired)) > 0) {
+	if (read(net->timer_fd, &count, sizeof(count)) > 0) {
 		net->tick_ns = 0; /* due now */
 		n++;
 	}
+	if (read(net->calls_fd, &count, sizeof(count)) > 0)
+		n++;
 	return n + take_events(net);
 }
 
@@ -195,6 +197,7 @@ static int verbs_progress(struct kvp_net *net)
 		n += disarm(net);
 	flush(net);
 	n += poll_completions(net);
+	n += kvp_vb_turn_calls(net);
 	n += kvp_vb_direct_turn(net);
 	if (net->now_ns - net->tick_ns >= KVP_VB_TICK_NS)
 		n += tick(net);
@@ -249,8 +252,12 @@ static int open_parts(struct kvp_net *net)
 
 	net->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	net->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	net->calls_fd = kvp_wakefd_open();
+	if (net->calls_fd < 0)
+		return net->calls_fd;
 	if (net->epoll_fd < 0 || net->timer_fd < 0 ||
-	    epoll_ctl(net->epoll_fd, EPOLL_CTL_ADD, net->timer_fd, &event) < 0)
+	    epoll_ctl(net->epoll_fd, EPOLL_CTL_ADD, net->timer_fd, &event) < 0 ||
+	    epoll_ctl(net->epoll_fd, EPOLL_CTL_ADD, net->calls_fd, &event) < 0)
 		return -errno;
 	return draw_secrets(net);
 }
@@ -285,6 +292,8 @@ static void verbs_free(struct kvp_net *net)
 	for (unsigned i = 0; i < net->n_rails; i++)
 		kvp_vb_rail_close(&net->rails[i]);
 	kvp_vb_msg_fini(net);
+	kvp_inbox_fini(&net->calls_done);
+	kvp_closep(&net->calls_fd);
 	kvp_closep(&net->timer_fd);
 	kvp_closep(&net->epoll_fd);
 	free(net);
@@ -328,9 +337,11 @@ static int verbs_open(struct kvp_net **out, const struct kvp_net_config *config,
 
 	net->events = config->events;
 	net->arg = config->arg;
-	net->epoll_fd = net->timer_fd = -1;
+	net->epoll_fd = net->timer_fd = net->calls_fd = -1;
+	kvp_inbox_init(&net->calls_done, kvp_wakefd_wake, &net->calls_fd);
 	net->now_ns = clock_ns();
 	TAILQ_INIT(&net->all);
+	TAILQ_INIT(&net->left);
 	TAILQ_INIT(&net->dirty);
 	TAILQ_INIT(&net->eps);
 	TAILQ_INIT(&net->ins);
@@ -366,13 +377,18 @@ static void verbs_close(struct kvp_net *net)
 
 	net->closing = true;
 	net->now_ns = clock_ns();
+	for (unsigned i = 0; i < net->n_rails; i++)
+		kvp_vb_calls_stop(&net->rails[i]);
+	(void)kvp_vb_turn_calls(net);
 	TAILQ_FOREACH (ep, &net->eps, link)
 		kvp_vb_ep_close(net, ep);
+	TAILQ_FOREACH (in, &net->ins, link)
+		kvp_vb_in_end(in);
 	(void)poll_completions(net); /* what has ended well is told so */
-	(void)kvp_vb_turn_conns(net);
+	while (kvp_vb_turn_conns(net) > 0) /* a step of each */
+		;
+	kvp_vb_turn_ins(net);
 	(void)kvp_vb_turn_eps(net);
-	while ((in = TAILQ_FIRST(&net->ins)))
-		kvp_vb_in_destroy(in);
 	(void)kvp_vb_tell_sent(net);
 	verbs_free(net);
 }

@@ -31,12 +31,15 @@
  */
 
 #include <infiniband/verbs.h>
+#include <pthread.h>
 #include <rdma/rdma_cma.h>
+#include <semaphore.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/queue.h>
 
+#include "daemon/inbox.h"
 #include "daemon/net.h"
 #include "daemon/nic.h"
 #include "daemon/qp.h"
@@ -184,11 +187,41 @@ struct kvp_vb_binder {
 	unsigned n_pending;
 };
 
+struct kvp_vb_rail;
+
+/* A call that may wait. It is the rail's thread's while it is out, with all that `run` looks at. */
+struct kvp_vb_call {
+	struct kvp_node node;
+	struct kvp_vb_rail *rail; /* borrowed */
+	const char *what;         /* static, for logs */
+	bool out;                 /* from kvp_vb_call() until `done` is called */
+	uint64_t took_ns;
+	void (*run)(struct kvp_vb_call *call);  /* on the rail's thread */
+	void (*done)(struct kvp_vb_call *call); /* on the lane's, in progress(); may free it */
+};
+
+struct kvp_vb_caller {
+	pthread_t thread;
+	bool on; /* the thread is there */
+	struct kvp_inbox todo;
+	sem_t wake;
+	struct kvp_vb_call last; /* ends the thread */
+};
+
 enum kvp_vb_state {
 	KVP_VB_CONNECTING, /* until the reply, a rejection or KVP_VB_CONNECT_NS */
 	KVP_VB_OPEN,       /* until it fails or is ended */
-	KVP_VB_FAILED,     /* drains; until drained or KVP_VB_DRAIN_NS, then it is gone */
+	KVP_VB_FAILED,     /* drains; until drained, or destroyed after KVP_VB_DRAIN_NS */
 	KVP_VB_STATES,
+};
+
+/* A rejection that waits for a way to whom it is for. */
+struct kvp_vb_refusal {
+	struct kvp_vb_call call;
+	struct ibv_ah_attr way;
+	struct ibv_ah *ah; /* owned */
+	struct kvp_vb_datagram datagram;
+	struct kvp_vb_end end;
 };
 
 struct kvp_vb_rail {
@@ -203,7 +236,9 @@ struct kvp_vb_rail {
 	bool empty; /* so it was found last */
 	struct ibv_qp *ud;
 	struct ibv_mr *ud_mr, *bounce_mr;
-	struct ibv_ah *reject_ah; /* of the last rejection, which may still need it */
+	struct kvp_vb_caller caller;
+	struct ibv_ah *reject_ah;     /* of the last rejection, which may still need it */
+	struct kvp_vb_refusal refusal; /* the next, while its call is out */
 	uint8_t *ud_memory;
 	struct kvp_qp ud_qp;
 	struct kvp_rq ud_rq;
@@ -223,6 +258,15 @@ struct kvp_vb_rail {
 	uint64_t lost, resent; /* connections that failed, messages that others sent again */
 };
 
+/* What a connection needs to come up, for its call. */
+struct kvp_vb_plan {
+	struct ibv_ah_attr way;
+	bool join; /* the peer's queue pair is known */
+	struct ibv_qp_attr rtr, rts;
+	uint32_t credits; /* the peer's receives */
+	int status;       /* how it went */
+};
+
 /* A connection. */
 struct kvp_vb_conn {
 	struct kvp_net *net; /* borrowed, outlives it */
@@ -239,7 +283,11 @@ struct kvp_vb_conn {
 	uint32_t tag;
 	enum kvp_vb_state state;
 	int status;         /* why it failed */
-	struct ibv_qp *ibv; /* owned */
+	struct ibv_qp *ibv; /* owned; NULL: destroyed, or about to be */
+	struct ibv_qp *going; /* the same, then */
+	uint32_t qpn;
+	struct kvp_vb_call call;
+	struct kvp_vb_plan plan;
 	struct kvp_qp qp;
 	struct kvp_rq rq;
 	struct ibv_mr *mr; /* owned, of `memory` */
@@ -262,7 +310,7 @@ struct kvp_vb_conn {
 	uint64_t tried_completed;      /* completions by then */
 	uint64_t moved_completed;      /* completions when they were looked at last */
 	uint64_t moved_ns;             /* when there were more, or none was awaited */
-	TAILQ_ENTRY(kvp_vb_conn) link; /* in net->all */
+	TAILQ_ENTRY(kvp_vb_conn) link; /* in net->all, or of no use any more in net->left */
 	TAILQ_ENTRY(kvp_vb_conn) dirty_link;
 };
 TAILQ_HEAD(kvp_vb_conns, kvp_vb_conn);
@@ -386,7 +434,7 @@ struct kvp_vb_in {
 	uint64_t next;            /* to be delivered */
 	uint64_t told;            /* `next` as the peer knows it */
 	struct kvp_vb_held *held; /* owned [window], by sequence */
-	bool broken;              /* a message is lost for good: every connection ends */
+	bool ending;              /* it takes nothing more, and goes after its last connection */
 	TAILQ_ENTRY(kvp_vb_in) link;
 };
 TAILQ_HEAD(kvp_vb_ins, kvp_vb_in);
@@ -442,11 +490,13 @@ struct kvp_net {
 	unsigned n_rails;
 	uint32_t max_msg_bytes; /* the least of the rails */
 	uint8_t *bounce;        /* owned */
-	int epoll_fd, timer_fd;
+	int epoll_fd, timer_fd, calls_fd;
+	struct kvp_inbox calls_done; /* wakes calls_fd */
+	uint32_t n_calls;
 	uint32_t next_idx, next_ep;
 	uint32_t epochs[KVP_VB_CONNS];
 	struct kvp_vb_conn *conns[KVP_VB_CONNS];
-	struct kvp_vb_conns all;
+	struct kvp_vb_conns all, left;
 	struct kvp_vb_conns dirty; /* with requests to be posted */
 	struct kvp_vb_eps eps;     /* opened by the lane */
 	struct kvp_vb_ins ins;     /* opened by peers */
@@ -464,7 +514,7 @@ struct kvp_net {
 	uint32_t n_windows, n_windows_max;
 	struct kvp_vb_address address;
 	bool closing; /* nothing is received any more */
-	bool broken;  /* some of ins are */
+	bool ending;  /* some of ins are */
 	bool armed;
 	bool timer_on;
 	uint32_t n_tell, n_draining, n_trouble, n_connecting;
@@ -476,6 +526,15 @@ struct kvp_net {
 };
 
 uint64_t kvp_vb_random(struct kvp_net *net);
+
+/* net_verbs_call.c */
+int kvp_vb_calls_start(struct kvp_vb_rail *rail);
+/* Makes those that are out, and ends the thread: what is called from now on is done at once. */
+void kvp_vb_calls_stop(struct kvp_vb_rail *rail);
+/* Before: what, run, done. It must not be out. */
+void kvp_vb_call(struct kvp_vb_rail *rail, struct kvp_vb_call *call);
+/* Those that are over: how many. */
+int kvp_vb_turn_calls(struct kvp_net *net);
 
 /* net_verbs_rail.c */
 int kvp_vb_rail_open(struct kvp_net *net, const struct kvp_nic *nic, char *err, size_t err_bytes);
@@ -535,10 +594,14 @@ int kvp_vb_post_runs(struct kvp_vb_conn *conn, const struct kvp_vb_item *item);
 /* `ep` or `in` is its owner. */
 int kvp_vb_conn_create(struct kvp_vb_rail *rail, struct kvp_net_ep *ep, struct kvp_vb_in *in,
 		       struct kvp_vb_conn **out);
-/* Destroys the queue pair, tells its requests, frees. */
-void kvp_vb_conn_destroy(struct kvp_vb_conn *conn);
-/* Brings the queue pair up against the peer's, which the datagram describes. */
-int kvp_vb_conn_up(struct kvp_vb_conn *conn, const struct kvp_vb_datagram *peer);
+/* It is of no use any more, and nothing of it is under way: it is taken out of the net, and what is
+ * left of it goes by itself. */
+void kvp_vb_conn_leave(struct kvp_vb_conn *conn);
+/* Finds a way to the peer, and asks it (kvp_vb_ud_send()). */
+void kvp_vb_conn_ask(struct kvp_vb_conn *conn);
+/* Brings the queue pair up against the peer's, which the datagram describes. Who was asked answers
+ * then, or rejects. */
+void kvp_vb_conn_join(struct kvp_vb_conn *conn, const struct kvp_vb_datagram *peer);
 /* The queue pair is up. */
 void kvp_vb_conn_opened(struct kvp_vb_conn *conn);
 /* Loses the connection: it drains. */
@@ -586,13 +649,16 @@ void kvp_vb_ep_learn(struct kvp_net *net, const uint8_t *from, const struct kvp_
 struct kvp_vb_in *kvp_vb_in_find(struct kvp_net *net, const uint8_t *id, uint32_t ep);
 int kvp_vb_in_create(struct kvp_net *net, const struct kvp_vb_datagram *request,
 		     struct kvp_vb_in **out);
-/* With all its connections: nothing writes here in its name any more. */
-void kvp_vb_in_destroy(struct kvp_vb_in *in);
+/* Takes nothing more of it, and ends its connections. Once it is found no more nothing writes here
+ * in its name. */
+void kvp_vb_in_end(struct kvp_vb_in *in);
+/* Has the session anything here of that peer, even if it ends? */
+bool kvp_vb_in_any(const struct kvp_net *net, const uint8_t *id, uint64_t number);
 /* A receive has ended well. */
 void kvp_vb_received(struct kvp_vb_conn *conn, const struct ibv_wc *wc);
 /* A connection to us goes: it brings nothing any more. */
 void kvp_vb_in_gone(struct kvp_vb_conn *conn);
-/* The end of those that have lost something. */
+/* The end of those whose connections are gone. */
 void kvp_vb_turn_ins(struct kvp_net *net);
 /* A number of which the low half came, next to one that is known. */
 static inline uint64_t kvp_vb_expand(uint64_t near, uint32_t low)
@@ -604,7 +670,8 @@ static inline uint64_t kvp_vb_expand(uint64_t near, uint32_t low)
 int kvp_vb_ud_init(struct kvp_vb_rail *rail);
 void kvp_vb_ud_fini(struct kvp_vb_rail *rail);
 void kvp_vb_ud_complete(struct kvp_vb_rail *rail, const struct ibv_wc *wc);
-int kvp_vb_ud_ah(struct kvp_vb_conn *conn);
+/* Says no to who asked for this connection. */
+void kvp_vb_ud_refuse(const struct kvp_vb_conn *conn, int status);
 /* Makes the connection that a request of a peer asks for, and answers it; `cm`: by librdmacm, which
  * the connection owns then. Negative errno: it is to be rejected. */
 int kvp_vb_ud_accept(struct kvp_vb_rail *rail, const struct kvp_vb_datagram *request,

@@ -2,6 +2,7 @@
 
 /* Connections: from the request to the proof that nothing of them runs any more. */
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,6 +93,7 @@ static int make_qp(struct kvp_vb_conn *conn)
 	if (!conn->ibv)
 		return -errno;
 
+	conn->qpn = conn->ibv->qp_num;
 	conn->inline_bytes = init.cap.max_inline_data;
 	r = ibv_modify_qp(conn->ibv, &attr,
 			  IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
@@ -146,40 +148,89 @@ int kvp_vb_conn_create(struct kvp_vb_rail *rail, struct kvp_net_ep *ep, struct k
 	if (r == 0)
 		r = post_receives(conn);
 	if (r < 0) {
-		kvp_vb_conn_destroy(conn);
+		kvp_vb_conn_leave(conn);
 		return r;
 	}
 	*out = conn;
 	return 0;
 }
 
-void kvp_vb_conn_destroy(struct kvp_vb_conn *conn)
-{
-	struct kvp_net *net = conn->net;
+/* ---- the end of it */
 
-	/* When this returns the card touches nothing of it: the proof that the lane waits for. */
+/* On the rail's thread: the connection is nobody's any more. */
+static void destroy_rest(struct kvp_vb_call *call)
+{
+	struct kvp_vb_conn *conn = KVP_CONTAINER_OF(call, struct kvp_vb_conn, call);
+
 	if (conn->ibv)
 		(void)ibv_destroy_qp(conn->ibv);
-	if (conn->qp.users)
-		kvp_qp_abandon(&conn->qp, kvp_vb_item_done, net);
-	kvp_qp_fini(&conn->qp);
 	if (conn->mr)
 		(void)ibv_dereg_mr(conn->mr);
 	if (conn->ah)
 		(void)ibv_destroy_ah(conn->ah);
+}
+
+static void conn_free(struct kvp_vb_call *call)
+{
+	struct kvp_vb_conn *conn = KVP_CONTAINER_OF(call, struct kvp_vb_conn, call);
+
+	TAILQ_REMOVE(&conn->net->left, conn, link);
+	conn->rail->n_conns--;
 	if (conn->cm)
 		kvp_vb_cm_drop(conn->rail, conn->cm);
+	kvp_qp_fini(&conn->qp);
 	free(conn->memory);
+	free(conn);
+}
+
+void kvp_vb_conn_leave(struct kvp_vb_conn *conn)
+{
+	struct kvp_net *net = conn->net;
+
+	assert(!conn->call.out && !conn->going);
 	if (conn->dirty)
 		TAILQ_REMOVE(&net->dirty, conn, dirty_link);
 	net->n_connecting -= conn->state == KVP_VB_CONNECTING;
 	net->n_draining -= conn->state == KVP_VB_FAILED;
 	conn->rail->n_by_state[conn->state]--;
-	TAILQ_REMOVE(&net->all, conn, link);
 	net->conns[conn->idx] = NULL;
-	conn->rail->n_conns--;
-	free(conn);
+	conn->ep = NULL;
+	conn->in = NULL;
+	TAILQ_REMOVE(&net->all, conn, link);
+	TAILQ_INSERT_TAIL(&net->left, conn, link);
+	conn->call.what = "the end of a queue pair";
+	conn->call.run = destroy_rest;
+	conn->call.done = conn_free;
+	kvp_vb_call(conn->rail, &conn->call);
 }
+
+static void destroy_qp(struct kvp_vb_call *call)
+{
+	struct kvp_vb_conn *conn = KVP_CONTAINER_OF(call, struct kvp_vb_conn, call);
+
+	(void)ibv_destroy_qp(conn->going);
+}
+
+/* From here on the card touches nothing of it: the proof that the lane waits for. */
+static void qp_destroyed(struct kvp_vb_call *call)
+{
+	struct kvp_vb_conn *conn = KVP_CONTAINER_OF(call, struct kvp_vb_conn, call);
+
+	conn->going = NULL;
+	kvp_qp_abandon(&conn->qp, kvp_vb_item_done, conn->net);
+}
+
+static void begin_destroy(struct kvp_vb_conn *conn)
+{
+	conn->going = conn->ibv;
+	conn->ibv = NULL;
+	conn->call.what = "the destruction of a queue pair";
+	conn->call.run = destroy_qp;
+	conn->call.done = qp_destroyed;
+	kvp_vb_call(conn->rail, &conn->call);
+}
+
+/* ---- coming up */
 
 static void set_state(struct kvp_vb_conn *conn, enum kvp_vb_state state)
 {
@@ -195,41 +246,106 @@ static enum ibv_mtu common_mtu(const struct kvp_vb_rail *rail, uint8_t theirs)
 	return theirs >= IBV_MTU_256 && theirs < ours ? (enum ibv_mtu)theirs : ours;
 }
 
-int kvp_vb_conn_up(struct kvp_vb_conn *conn, const struct kvp_vb_datagram *peer)
+/* On the rail's thread. The way is asked for twice: for datagrams and for the queue pair. */
+static void set_up(struct kvp_vb_call *call)
 {
-	struct kvp_net *net = conn->net;
-	struct ibv_qp_attr rtr = {
-		.qp_state = IBV_QPS_RTR,
-		.path_mtu = common_mtu(conn->rail, peer->mtu),
-		.dest_qp_num = peer->qpn,
-		.rq_psn = peer->psn & 0xffffff,
-		.max_dest_rd_atomic = 0,
-		.min_rnr_timer = net->config.rnr_timer,
-		.ah_attr = kvp_vb_way(conn->rail, &conn->to),
-	};
-	struct ibv_qp_attr rts = {
-		.qp_state = IBV_QPS_RTS,
-		.timeout = net->config.timeout,
-		.retry_cnt = net->config.retry_count,
-		.rnr_retry = 6, /* 7 would be for ever; credits leave no reason for any */
-		.sq_psn = conn->psn,
-		.max_rd_atomic = 0,
-	};
-	int r = ibv_modify_qp(conn->ibv, &rtr,
-			      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-				      IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-				      IBV_QP_MIN_RNR_TIMER);
+	struct kvp_vb_conn *conn = KVP_CONTAINER_OF(call, struct kvp_vb_conn, call);
+	struct kvp_vb_plan *plan = &conn->plan;
+	int r = 0;
 
-	if (r == 0)
-		r = ibv_modify_qp(conn->ibv, &rts,
+	if (!conn->ah) {
+		conn->ah = ibv_create_ah(conn->rail->pd, &plan->way);
+		r = conn->ah ? 0 : errno;
+	}
+	if (r == 0 && plan->join)
+		r = ibv_modify_qp(conn->ibv, &plan->rtr,
+				  IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+					  IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+					  IBV_QP_MIN_RNR_TIMER);
+	if (r == 0 && plan->join)
+		r = ibv_modify_qp(conn->ibv, &plan->rts,
 				  IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
 					  IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 					  IBV_QP_MAX_QP_RD_ATOMIC);
-	if (r)
-		return -r;
+	plan->status = -r;
+}
 
-	kvp_vb_conn_opened(conn);
-	return 0;
+static void not_set_up(struct kvp_vb_conn *conn, int status)
+{
+	if (!conn->in) {
+		kvp_vb_conn_fail(conn, status);
+		return;
+	}
+	kvp_vb_ud_refuse(conn, status);
+	kvp_vb_conn_leave(conn); /* the peer knows nothing of it */
+}
+
+static void was_set_up(struct kvp_vb_call *call)
+{
+	struct kvp_vb_conn *conn = KVP_CONTAINER_OF(call, struct kvp_vb_conn, call);
+
+	if (conn->state == KVP_VB_FAILED) { /* meanwhile */
+		kvp_qp_fail(&conn->qp, conn->status);
+		return;
+	}
+	if (conn->plan.status < 0) {
+		not_set_up(conn, conn->plan.status);
+		return;
+	}
+	if (conn->plan.join)
+		kvp_vb_conn_opened(conn);
+	if (conn->in || !conn->plan.join) {
+		kvp_vb_ud_send(conn, conn->in ? KVP_VB_REPLY : KVP_VB_REQUEST);
+		conn->repeat_ns = conn->net->now_ns + KVP_VB_REPEAT_NS;
+		return;
+	}
+	conn->credits = conn->plan.credits;
+	kvp_vb_ep_up(conn);
+}
+
+static void call_set_up(struct kvp_vb_conn *conn)
+{
+	conn->plan.way = kvp_vb_way(conn->rail, &conn->to);
+	conn->call.what = "the way to a peer";
+	conn->call.run = set_up;
+	conn->call.done = was_set_up;
+	kvp_vb_call(conn->rail, &conn->call);
+}
+
+void kvp_vb_conn_ask(struct kvp_vb_conn *conn)
+{
+	call_set_up(conn);
+}
+
+void kvp_vb_conn_join(struct kvp_vb_conn *conn, const struct kvp_vb_datagram *peer)
+{
+	const struct kvp_net_verbs_config *config = &conn->net->config;
+
+	if (conn->call.out)
+		return; /* it joins already */
+
+	conn->plan = (struct kvp_vb_plan){
+		.join = true,
+		.rtr = {
+			.qp_state = IBV_QPS_RTR,
+			.path_mtu = common_mtu(conn->rail, peer->mtu),
+			.dest_qp_num = peer->qpn,
+			.rq_psn = peer->psn & 0xffffff,
+			.max_dest_rd_atomic = 0,
+			.min_rnr_timer = config->rnr_timer,
+			.ah_attr = kvp_vb_way(conn->rail, &conn->to),
+		},
+		.rts = {
+			.qp_state = IBV_QPS_RTS,
+			.timeout = config->timeout,
+			.retry_cnt = config->retry_count,
+			.rnr_retry = 6, /* 7 would be for ever; credits leave no reason for any */
+			.sq_psn = conn->psn,
+			.max_rd_atomic = 0,
+		},
+		.credits = KVP_MIN(peer->receives, KVP_VB_CREDITS_MAX),
+	};
+	call_set_up(conn);
 }
 
 void kvp_vb_conn_opened(struct kvp_vb_conn *conn)
@@ -247,9 +363,10 @@ static void log_loss(const struct kvp_vb_conn *conn, int status)
 	char text[64];
 
 	memcpy(gid.raw, conn->to.gid, sizeof(gid.raw));
-	kvp_log_limited(&limit, KVP_LOG_WARNING, "verbs %s: connection %s %s lost: %s%s%s",
+	kvp_log_limited(&limit, KVP_LOG_WARNING, "verbs %s: connection %s %s %s: %s%s%s",
 			conn->rail->nic.device, conn->in ? "from" : "to",
-			kvp_nic_gid_text(&gid, text, sizeof(text)), strerror(-status),
+			kvp_nic_gid_text(&gid, text, sizeof(text)),
+			conn->opened ? "lost" : "not made", strerror(-status),
 			conn->qp.reason ? ", " : "",
 			conn->qp.reason ? ibv_wc_status_str(conn->qp.reason) : "");
 }
@@ -261,7 +378,8 @@ static void begin_drain(struct kvp_vb_conn *conn, int status)
 	set_state(conn, KVP_VB_FAILED);
 	conn->status = status;
 	conn->since_ns = conn->net->now_ns;
-	kvp_qp_fail(&conn->qp, status);
+	if (!conn->call.out) /* else when it is done: nothing was posted yet */
+		kvp_qp_fail(&conn->qp, status);
 }
 
 void kvp_vb_conn_fail(struct kvp_vb_conn *conn, int status)
@@ -309,6 +427,31 @@ static bool overdue(struct kvp_vb_conn *conn)
 	       conn->net->now_ns - conn->since_ns >= KVP_VB_DRAIN_NS;
 }
 
+/* May it go by the destruction of its queue pair, which is the proof where a drain is none? Who
+ * receives needs that in any case: what a peer may still send must not be written any more. */
+static bool to_be_destroyed(struct kvp_vb_conn *conn)
+{
+	if (conn->in && (conn->in->ending || drained(conn)))
+		return true;
+	return conn->net->closing || overdue(conn);
+}
+
+/* A connection that has failed, one step on; how much was done. */
+static int step(struct kvp_vb_conn *conn)
+{
+	bool proven = !conn->ibv || (!conn->in && drained(conn));
+
+	if (!proven && !to_be_destroyed(conn))
+		return 0;
+	if (!proven)
+		begin_destroy(conn);
+	else if (conn->in)
+		kvp_vb_in_gone(conn);
+	else
+		kvp_vb_ep_gone(conn);
+	return 1;
+}
+
 int kvp_vb_turn_conns(struct kvp_net *net)
 {
 	struct kvp_vb_conn *conn, *next;
@@ -316,14 +459,8 @@ int kvp_vb_turn_conns(struct kvp_net *net)
 
 	for (conn = TAILQ_FIRST(&net->all); conn && net->n_draining > 0; conn = next) {
 		next = TAILQ_NEXT(conn, link); /* only this one is removed */
-		if (conn->state != KVP_VB_FAILED ||
-		    (!drained(conn) && !net->closing && !overdue(conn)))
-			continue;
-		n++;
-		if (conn->in)
-			kvp_vb_in_gone(conn);
-		else
-			kvp_vb_ep_gone(conn);
+		if (conn->state == KVP_VB_FAILED && !conn->call.out)
+			n += step(conn);
 	}
 	return n;
 }

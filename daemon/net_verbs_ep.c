@@ -100,15 +100,15 @@ static int path_connect(struct kvp_net_ep *ep, unsigned k)
 
 	conn->path = k;
 	conn->to = ep->peer.ends[path->end];
-	r = path->rail->cm ? kvp_vb_cm_connect(conn) : kvp_vb_ud_ah(conn);
+	if (path->rail->cm)
+		r = kvp_vb_cm_connect(conn);
 	if (r < 0) {
-		kvp_vb_conn_destroy(conn);
+		kvp_vb_conn_leave(conn);
 		return r;
 	}
 	path->conn = conn;
-	if (!conn->cm)
-		kvp_vb_ud_send(conn, KVP_VB_REQUEST);
-	conn->repeat_ns = ep->net->now_ns + KVP_VB_REPEAT_NS;
+	if (!path->rail->cm)
+		kvp_vb_conn_ask(conn);
 	return 0;
 }
 
@@ -317,7 +317,7 @@ void kvp_vb_ep_gone(struct kvp_vb_conn *conn)
 
 	kvp_vb_ud_send(conn, KVP_VB_BYE); /* else the peer finds out by its keepalive */
 	ep->paths[conn->path].conn = NULL;
-	kvp_vb_conn_destroy(conn);
+	kvp_vb_conn_leave(conn);
 	for (uint32_t k = 0; k < ep->window; k++)
 		unknown = unknown || (ep->items[k].tag == tag && in_doubt(&ep->items[k], quiet));
 	if (!unknown || ep->state != KVP_VB_EP_OPEN)
@@ -465,7 +465,7 @@ static int connect_step(struct kvp_net_ep *ep)
 			continue;
 		if (path_connect(ep, i) == 0)
 			n++;
-		else /* who asks for a way may have to wait for the answer, up to a second */
+		else
 			back_off(ep, &ep->paths[i]);
 	}
 	if ((count(ep, path_live) == 0 && now - ep->alone_ns > KVP_VB_CONNECT_NS) ||
@@ -525,16 +525,16 @@ static void end_items(struct kvp_net_ep *ep, int status)
 }
 
 /* What the peer's net has opened to us for the same session goes with our own endpoint to it: from
- * closed() on it cannot write here any more. */
-static void end_ins(struct kvp_net *net, const struct kvp_net_ep *ep)
+ * closed() on it cannot write here any more. Is it gone? */
+static bool ins_gone(struct kvp_net *net, const struct kvp_net_ep *ep)
 {
-	struct kvp_vb_in *in, *next;
+	struct kvp_vb_in *in;
 
-	for (in = TAILQ_FIRST(&net->ins); in; in = next) {
-		next = TAILQ_NEXT(in, link);
+	TAILQ_FOREACH (in, &net->ins, link) {
 		if (in->number == ep->number && memcmp(in->id, ep->peer.id, sizeof(in->id)) == 0)
-			kvp_vb_in_destroy(in);
+			kvp_vb_in_end(in);
 	}
+	return !kvp_vb_in_any(net, ep->peer.id, ep->number);
 }
 
 static void ep_over(struct kvp_net_ep *ep)
@@ -543,7 +543,6 @@ static void ep_over(struct kvp_net_ep *ep)
 	void *arg = ep->arg;
 
 	end_items(ep, -ECANCELED);
-	end_ins(net, ep);
 	TAILQ_REMOVE(&net->eps, ep, link);
 	net->stats.eps--;
 	net->n_trouble -= ep->trouble;
@@ -584,6 +583,8 @@ static int ep_step(struct kvp_net_ep *ep)
 	if (!gone)
 		return 0;
 	if (ep->state == KVP_VB_EP_CLOSING) {
+		if (!ins_gone(ep->net, ep))
+			return 0;
 		ep_over(ep);
 		return 1;
 	}

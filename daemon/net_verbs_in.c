@@ -15,7 +15,7 @@ struct kvp_vb_in *kvp_vb_in_find(struct kvp_net *net, const uint8_t *id, uint32_
 	struct kvp_vb_in *in;
 
 	TAILQ_FOREACH (in, &net->ins, link) {
-		if (in->ep == ep && memcmp(in->id, id, sizeof(in->id)) == 0)
+		if (in->ep == ep && !in->ending && memcmp(in->id, id, sizeof(in->id)) == 0)
 			return in;
 	}
 	return NULL;
@@ -51,33 +51,61 @@ int kvp_vb_in_create(struct kvp_net *net, const struct kvp_vb_datagram *request,
 	return 0;
 }
 
-void kvp_vb_in_destroy(struct kvp_vb_in *in)
+void kvp_vb_in_end(struct kvp_vb_in *in)
 {
-	struct kvp_net *net = in->net;
-	struct kvp_vb_conn *conn, *next;
+	struct kvp_vb_conn *conn;
 
-	for (conn = TAILQ_FIRST(&net->all); conn; conn = next) {
-		next = TAILQ_NEXT(conn, link);
+	if (in->ending)
+		return;
+
+	in->ending = in->net->ending = true;
+	TAILQ_FOREACH (conn, &in->net->all, link) {
 		if (conn->in == in)
-			kvp_vb_conn_destroy(conn);
+			kvp_vb_conn_end(conn);
 	}
-	TAILQ_REMOVE(&net->ins, in, link);
-	net->n_ins--;
-	free(in->held);
-	free(in);
+}
+
+bool kvp_vb_in_any(const struct kvp_net *net, const uint8_t *id, uint64_t number)
+{
+	const struct kvp_vb_in *in;
+
+	TAILQ_FOREACH (in, &net->ins, link) {
+		if (in->number == number && memcmp(in->id, id, sizeof(in->id)) == 0)
+			return true;
+	}
+	return false;
+}
+
+static bool has_conn(const struct kvp_vb_in *in)
+{
+	const struct kvp_vb_conn *conn;
+
+	TAILQ_FOREACH (conn, &in->net->all, link) {
+		if (conn->in == in)
+			return true;
+	}
+	return false;
 }
 
 void kvp_vb_turn_ins(struct kvp_net *net)
 {
 	struct kvp_vb_in *in, *next;
 
-	if (!net->broken)
+	if (!net->ending)
 		return;
-	net->broken = false;
+	net->ending = false;
 	for (in = TAILQ_FIRST(&net->ins); in; in = next) {
 		next = TAILQ_NEXT(in, link);
-		if (in->broken)
-			kvp_vb_in_destroy(in);
+		if (!in->ending)
+			continue;
+		if (has_conn(in)) {
+			net->ending = true;
+			continue;
+		}
+		TAILQ_REMOVE(&net->ins, in, link);
+		net->n_ins--;
+		free(in->held);
+		free(in);
 	}
 }
 
@@ -108,7 +136,7 @@ static void malformed(struct kvp_vb_conn *conn)
 {
 	conn->net->stats.dropped++;
 	if (conn->in)
-		conn->in->broken = conn->net->broken = true;
+		kvp_vb_in_end(conn->in);
 }
 
 /* A message has arrived: it waits until all before it have been delivered. */
@@ -194,8 +222,9 @@ void kvp_vb_in_gone(struct kvp_vb_conn *conn)
 	struct kvp_vb_in *in = conn->in;
 	uint32_t tag = conn->peer_conn;
 
-	kvp_vb_conn_destroy(conn);
-	tell_synced(in, tag, NULL);
+	kvp_vb_conn_leave(conn);
+	if (!in->ending)
+		tell_synced(in, tag, NULL);
 }
 
 /* ---- receives */
@@ -291,7 +320,7 @@ void kvp_vb_received(struct kvp_vb_conn *conn, const struct ibv_wc *wc)
 	if (idx >= conn->n_recv)
 		return;
 
-	if (!conn->net->closing) {
+	if (!conn->net->closing && !(conn->in && conn->in->ending)) {
 		if (wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM)
 			on_whole(conn, wc);
 		else

@@ -238,6 +238,8 @@ static int open_parts(struct kvp_vb_rail *rail)
 	if (!rail->bounce_mr)
 		return -errno;
 	r = kvp_vb_ud_init(rail);
+	if (r == 0)
+		r = kvp_vb_calls_start(rail);
 	return r == 0 ? open_cm(rail) : r;
 }
 
@@ -276,6 +278,7 @@ int kvp_vb_rail_open(struct kvp_net *net, const struct kvp_nic *nic, char *err, 
 
 void kvp_vb_rail_close(struct kvp_vb_rail *rail)
 {
+	kvp_vb_calls_stop(rail); /* one that did not come up */
 	kvp_vb_cm_fini(rail);
 	kvp_vb_ud_fini(rail);
 	if (rail->bounce_mr)

@@ -64,14 +64,6 @@ struct ibv_ah_attr kvp_vb_way(const struct kvp_vb_rail *rail, const struct kvp_v
 
 /* ---- sending */
 
-int kvp_vb_ud_ah(struct kvp_vb_conn *conn)
-{
-	struct ibv_ah_attr attr = kvp_vb_way(conn->rail, &conn->to);
-
-	conn->ah = ibv_create_ah(conn->rail->pd, &attr);
-	return conn->ah ? 0 : -errno;
-}
-
 /* Posts at once: an address handle must not be destroyed before. */
 static void send_to(struct kvp_vb_rail *rail, struct ibv_ah *ah, const struct kvp_vb_end *to,
 		    struct kvp_vb_datagram *datagram)
@@ -113,7 +105,7 @@ void kvp_vb_ud_send(struct kvp_vb_conn *conn, enum kvp_vb_ud_type type)
 		.type = (uint8_t)type,
 		.conn = conn->in ? conn->peer_conn : conn->tag,
 		.ep = conn->in ? conn->in->ep : conn->ep->id,
-		.qpn = conn->ibv->qp_num,
+		.qpn = conn->qpn,
 		.psn = conn->psn,
 	};
 
@@ -142,22 +134,59 @@ static struct kvp_vb_conn *conn_of(struct kvp_vb_in *in, uint32_t number)
 	return NULL;
 }
 
+static void find_way(struct kvp_vb_call *call)
+{
+	struct kvp_vb_refusal *refusal = KVP_CONTAINER_OF(call, struct kvp_vb_refusal, call);
+
+	refusal->ah = ibv_create_ah(call->rail->pd, &refusal->way);
+}
+
+static void send_refusal(struct kvp_vb_call *call)
+{
+	struct kvp_vb_refusal *refusal = KVP_CONTAINER_OF(call, struct kvp_vb_refusal, call);
+	struct kvp_vb_rail *rail = call->rail;
+
+	if (rail->reject_ah)
+		(void)ibv_destroy_ah(rail->reject_ah);
+	rail->reject_ah = refusal->ah;
+	refusal->ah = NULL;
+	send_to(rail, rail->reject_ah, &refusal->end, &refusal->datagram);
+}
+
+/* One at a time: others ask again. */
 static void reject(struct kvp_vb_rail *rail, const struct kvp_vb_datagram *request, int status)
 {
-	struct kvp_vb_datagram datagram = {
+	struct kvp_vb_refusal *refusal = &rail->refusal;
+
+	rail->net->rejects++;
+	if (refusal->call.out)
+		return;
+
+	refusal->end = request->end;
+	refusal->way = kvp_vb_way(rail, &request->end);
+	refusal->datagram = (struct kvp_vb_datagram){
 		.type = KVP_VB_REJECT,
 		.conn = request->conn,
 		.ep = request->ep,
 		.status = (uint32_t)-status,
 	};
-	struct ibv_ah_attr attr = kvp_vb_way(rail, &request->end);
+	memcpy(refusal->datagram.to, request->from, sizeof(request->from));
+	refusal->call.what = "the way to a peer";
+	refusal->call.run = find_way;
+	refusal->call.done = send_refusal;
+	kvp_vb_call(rail, &refusal->call);
+}
 
-	rail->net->rejects++;
-	if (rail->reject_ah)
-		(void)ibv_destroy_ah(rail->reject_ah);
-	rail->reject_ah = ibv_create_ah(rail->pd, &attr);
-	memcpy(datagram.to, request->from, sizeof(datagram.to));
-	send_to(rail, rail->reject_ah, &request->end, &datagram);
+void kvp_vb_ud_refuse(const struct kvp_vb_conn *conn, int status)
+{
+	struct kvp_vb_datagram request = {
+		.conn = conn->peer_conn,
+		.ep = conn->in->ep,
+		.end = conn->to,
+	};
+
+	memcpy(request.from, conn->in->id, sizeof(request.from));
+	reject(conn->rail, &request, status);
 }
 
 static int accept_conn(struct kvp_vb_rail *rail, struct kvp_vb_in *in,
@@ -172,20 +201,16 @@ static int accept_conn(struct kvp_vb_rail *rail, struct kvp_vb_in *in,
 	conn->to = request->end;
 	conn->peer_conn = request->conn;
 	conn->cm = cm;
-	if (cm)
-		r = kvp_vb_cm_accept(conn);
-	else
-		r = kvp_vb_ud_ah(conn);
-	if (r == 0 && !cm)
-		r = kvp_vb_conn_up(conn, request);
+	if (!cm) {
+		kvp_vb_conn_join(conn, request);
+		return 0;
+	}
+	r = kvp_vb_cm_accept(conn);
 	if (r < 0) {
 		conn->cm = NULL; /* who rejects needs it */
-		kvp_vb_conn_destroy(conn);
-		return r;
+		kvp_vb_conn_leave(conn);
 	}
-	if (!cm)
-		kvp_vb_ud_send(conn, KVP_VB_REPLY);
-	return 0;
+	return r;
 }
 
 static bool is_admitted(const struct kvp_net *net, uint64_t number)
@@ -193,8 +218,7 @@ static bool is_admitted(const struct kvp_net *net, uint64_t number)
 	return !net->events->admits || net->events->admits(net->arg, number);
 }
 
-/* What is left of sessions that are over, and of which no endpoint of ours says so. They go at the
- * end of the turn. */
+/* What is left of sessions that are over, and of which no endpoint of ours says so. */
 static void drop_left(struct kvp_net *net)
 {
 	const struct kvp_net_ep *ep;
@@ -205,7 +229,7 @@ static void drop_left(struct kvp_net *net)
 		while (ep && ep->number != in->number)
 			ep = TAILQ_NEXT(ep, link);
 		if (!ep && !is_admitted(net, in->number))
-			in->broken = net->broken = true;
+			kvp_vb_in_end(in);
 	}
 }
 
@@ -247,7 +271,7 @@ int kvp_vb_ud_accept(struct kvp_vb_rail *rail, const struct kvp_vb_datagram *req
 	}
 	r = accept_conn(rail, in, request, cm);
 	if (r < 0 && new)
-		kvp_vb_in_destroy(in);
+		kvp_vb_in_end(in);
 	return r;
 }
 
@@ -283,13 +307,7 @@ static void on_reply(struct kvp_net *net, const struct kvp_vb_datagram *reply)
 		kvp_vb_conn_fail(conn, r);
 		return;
 	}
-	r = kvp_vb_conn_up(conn, reply);
-	if (r < 0) {
-		kvp_vb_conn_fail(conn, r);
-		return;
-	}
-	conn->credits = KVP_MIN(reply->receives, KVP_VB_CREDITS_MAX);
-	kvp_vb_ep_up(conn);
+	kvp_vb_conn_join(conn, reply);
 }
 
 static void on_bye(struct kvp_net *net, const struct kvp_vb_datagram *bye)
@@ -423,7 +441,8 @@ void kvp_vb_ud_tick(struct kvp_net *net)
 			continue;
 		if (net->now_ns - conn->since_ns > KVP_VB_CONNECT_NS) {
 			kvp_vb_conn_fail(conn, -ETIMEDOUT);
-		} else if (!conn->cm && net->now_ns >= conn->repeat_ns) {
+		} else if (conn->ep && !conn->cm && !conn->call.out &&
+			   net->now_ns >= conn->repeat_ns) {
 			kvp_vb_ud_send(conn, KVP_VB_REQUEST);
 			conn->repeat_ns = net->now_ns + KVP_VB_REPEAT_NS;
 		}
@@ -469,7 +488,7 @@ void kvp_vb_ud_fini(struct kvp_vb_rail *rail)
 		(void)ibv_destroy_qp(rail->ud); /* cannot fail: nothing else refers to it */
 	kvp_qp_fini(&rail->ud_qp);
 	if (rail->reject_ah)
-		(void)ibv_destroy_ah(rail->reject_ah);
+		(void)ibv_destroy_ah(rail->reject_ah); /* no call is out */
 	if (rail->ud_mr)
 		(void)ibv_dereg_mr(rail->ud_mr);
 	free(rail->ud_memory);

@@ -69,6 +69,7 @@ struct fake_mw {
 
 struct kvp_fake kvp_fake;
 static struct fake_qp *qps[N_MAX];
+static uint32_t next_qp; /* looked at first */
 static struct fake_mr *mrs[N_MAX];
 static struct fake_mw *mws[N_MAX];
 static struct fake_cq *cqs[N_MAX];
@@ -103,6 +104,26 @@ static void unlockp(int *unused)
 #define LOCKED()                                                     \
 	KVP_CLEANUP(unlockp) int locked = pthread_mutex_lock(&lock); \
 	assert(locked == 0)
+
+/* Guards kvp_fake.stiff: nobody waits with the other. */
+static pthread_mutex_t stiff_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t well = PTHREAD_COND_INITIALIZER;
+
+void kvp_fake_stick(unsigned device, bool stiff)
+{
+	(void)pthread_mutex_lock(&stiff_lock);
+	kvp_fake.stiff[device] = stiff;
+	(void)pthread_cond_broadcast(&well);
+	(void)pthread_mutex_unlock(&stiff_lock);
+}
+
+static void wait_while_stiff(const struct ibv_context *context)
+{
+	(void)pthread_mutex_lock(&stiff_lock);
+	while (kvp_fake.stiff[context->device - devices])
+		(void)pthread_cond_wait(&well, &stiff_lock);
+	(void)pthread_mutex_unlock(&stiff_lock);
+}
 
 void kvp_fake_reset(void)
 {
@@ -807,12 +828,13 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
 	LOCKED();
 	struct fake_qp *qp = calloc(1, sizeof(*qp));
-	uint32_t i = 0;
+	uint32_t i = next_qp, tried = 0;
 
 	assert(qp);
-	while (i < N_MAX && qps[i])
-		i++;
-	assert(i < N_MAX);
+	for (; tried < N_MAX && qps[i]; tried++)
+		i = (i + 1) % N_MAX;
+	assert(tried < N_MAX);
+	next_qp = (i + 1) % N_MAX; /* as devices do: a number that peers still know is not used soon */
 	qps[i] = qp;
 	STAILQ_INIT(&qp->sends);
 	STAILQ_INIT(&qp->recvs);
@@ -857,6 +879,7 @@ int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
 
 int ibv_destroy_qp(struct ibv_qp *ibv)
 {
+	wait_while_stiff(ibv->context);
 	LOCKED();
 	struct fake_qp *qp = fake_of(ibv);
 	struct fake_wr *send;
@@ -878,6 +901,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 
 struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 {
+	wait_while_stiff(pd->context);
 	LOCKED();
 	struct ibv_ah *ah;
 

@@ -41,6 +41,7 @@ struct kvp_fake {
 	bool stuck[KVP_FAKE_DEVICES];   /* requests of connections are never done */
 	bool deaf[KVP_FAKE_DEVICES];    /* receives that ended well are not told */
 	bool no_way[KVP_FAKE_DEVICES];  /* the routing table says so */
+	bool stiff[KVP_FAKE_DEVICES];   /* kvp_fake_stick() */
 	enum ibv_port_state port_state; /* as queried */
 	bool down[KVP_FAKE_DEVICES];    /* so is the port, and it is cut */
 	bool no_gid[KVP_FAKE_DEVICES];  /* that could be sent from */
@@ -56,6 +57,8 @@ struct kvp_fake {
 extern struct kvp_fake kvp_fake;
 
 /* Defaults, and forgets what was counted; objects stay. */
+/* Whoever destroys a queue pair of it, or asks for a way from it, waits until it is well again. */
+void kvp_fake_stick(unsigned device, bool stiff);
 void kvp_fake_reset(void);
 
 /* Runs the oldest held request of a queue pair; false: there was none. */

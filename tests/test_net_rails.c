@@ -5,6 +5,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "daemon/net_verbs.h"
@@ -465,7 +466,10 @@ Test(net_rails, a_rail_without_a_way_is_passed_over)
 		kvp_fake.no_way[1 - dev] = true;
 		kvp_net_verbs.ep_close(pair.a.net, pair.a.ep);
 		cr_assert(vp_turn(&pair.a, &pair.b, &pair.a.closed, 1, 2000));
-		cr_assert_eq(vp_connect(&pair.a, &pair.b), -ENETUNREACH);
+		pair.a.failed = 0;
+		cr_assert_eq(vp_connect(&pair.a, &pair.b), 0);
+		cr_assert(vp_turn(&pair.a, &pair.b, &pair.a.failed, 1, 2000));
+		cr_assert_eq(pair.a.last_status, -ENETUNREACH);
 		close_pair(&pair);
 	}
 }
@@ -798,11 +802,10 @@ Test(net_rails, a_peer_that_finds_no_way_back_yet)
 	open_apart(&pair, 32);
 	path = &pair.a.ep->paths[1];
 	break_conn(&pair, &pair.a, conn_of(&pair.a, 1, false));
-	while (!path->conn || path->conn->state != KVP_VB_CONNECTING)
+	while (!path->conn || path->conn->state != KVP_VB_CONNECTING || path->conn->call.out)
 		(void)kvp_net_verbs.progress(pair.a.net);
 	kvp_fake.refuse_modify = true;
-	for (unsigned i = 0; i < 4000 && pair.b.net->rejects == 0; i++)
-		(void)kvp_net_verbs.progress(pair.b.net);
+	(void)vp_turn(&pair.b, NULL, &pair.b.net->rejects, 1, 2000);
 	kvp_fake.refuse_modify = false;
 	cr_assert_gt(pair.b.net->rejects, 0);
 	pump(&pair, 20);
@@ -843,6 +846,52 @@ Test(net_rails, links_flap_faster_than_all_timers)
 {
 	flap(true);
 	flap(false);
+}
+
+/* Nobody's other rails wait for a device that does not let go of a queue pair, or for a peer that
+ * does not say where it is. The lane turns all the while, or this would not end. */
+Test(net_rails, a_device_that_makes_wait_holds_nobody_up)
+{
+	struct pair pair;
+
+	open_apart(&pair, 32);
+	for (unsigned i = 0; i < 2; i++) {
+		kvp_fake_stick(1, true);
+		break_conn(&pair, &pair.a, conn_of(&pair.a, 1, false));
+		pump(&pair, 40);
+		expect_all(&pair);
+		say(&pair, 3);
+		cr_assert_gt(pair.a.net->n_calls, 0, "nothing waits");
+		cr_assert_eq(conns_of(&pair.a), 1);
+		kvp_fake_stick(1, false);
+		wait_conns(&pair, 2);
+		pump(&pair, 20);
+		expect_all(&pair);
+	}
+	cr_assert_eq(pair.a.net->n_calls, 0);
+	close_pair(&pair);
+}
+
+static void *unstick(void *unused)
+{
+	kvp_fake_stick(1, false);
+	return unused;
+}
+
+/* A net that closes waits for it: the memory is the caller's again. */
+Test(net_rails, who_closes_waits_for_the_device)
+{
+	struct pair pair;
+	pthread_t thread;
+
+	open_apart(&pair, 32);
+	kvp_fake_stick(1, true);
+	break_conn(&pair, &pair.a, conn_of(&pair.a, 1, false));
+	vp_idle(&pair.a, &pair.b, 5);
+	cr_assert_gt(pair.a.net->n_calls, 0);
+	cr_assert_eq(pthread_create(&thread, NULL, unstick, NULL), 0);
+	close_pair(&pair);
+	cr_assert_eq(pthread_join(thread, NULL), 0);
 }
 
 /* The card has not told of a datagram: the queue pair that connects is taken back into use. */

@@ -439,6 +439,7 @@ Test(net_verbs, too_many_connections_are_rejected)
 	for (uint32_t i = 0; i < 3; i++)
 		cr_assert_eq(vp_connect(&a[i], &b), 0);
 	send_until_taken(&a[0], &b, 0);
+	send_until_taken(&a[1], &b, 1);
 	cr_assert(vp_turn(&a[2], &b, &a[2].failed, 1, 2000));
 	cr_assert_eq(a[2].last_status, -ENOBUFS);
 	cr_assert_eq(kvp_net_verbs.stats(b.net)->rejects, 1);
