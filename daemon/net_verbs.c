@@ -384,7 +384,7 @@ static void verbs_close(struct kvp_net *net)
 		kvp_vb_ep_close(net, ep);
 	TAILQ_FOREACH (in, &net->ins, link)
 		kvp_vb_in_end(in);
-	(void)poll_completions(net); /* what has ended well is told so */
+	(void)poll_completions(net);       /* what has ended well is told so */
 	while (kvp_vb_turn_conns(net) > 0) /* a step of each */
 		;
 	kvp_vb_turn_ins(net);

@@ -237,7 +237,7 @@ struct kvp_vb_rail {
 	struct ibv_qp *ud;
 	struct ibv_mr *ud_mr, *bounce_mr;
 	struct kvp_vb_caller caller;
-	struct ibv_ah *reject_ah;     /* of the last rejection, which may still need it */
+	struct ibv_ah *reject_ah;      /* of the last rejection, which may still need it */
 	struct kvp_vb_refusal refusal; /* the next, while its call is out */
 	uint8_t *ud_memory;
 	struct kvp_qp ud_qp;
@@ -282,8 +282,8 @@ struct kvp_vb_conn {
 	uint32_t idx;   /* in net->conns */
 	uint32_t tag;
 	enum kvp_vb_state state;
-	int status;         /* why it failed */
-	struct ibv_qp *ibv; /* owned; NULL: destroyed, or about to be */
+	int status;           /* why it failed */
+	struct ibv_qp *ibv;   /* owned; NULL: destroyed, or about to be */
 	struct ibv_qp *going; /* the same, then */
 	uint32_t qpn;
 	struct kvp_vb_call call;

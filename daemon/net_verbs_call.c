@@ -63,8 +63,7 @@ static void *caller_main(void *arg)
 			;
 		node = kvp_inbox_take(&caller->todo);
 		while (node) {
-			struct kvp_vb_call *call =
-				KVP_CONTAINER_OF(node, struct kvp_vb_call, node);
+			struct kvp_vb_call *call = KVP_CONTAINER_OF(node, struct kvp_vb_call, node);
 
 			node = node->next;
 			if (call == &caller->last) {

@@ -834,7 +834,8 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 	for (; tried < N_MAX && qps[i]; tried++)
 		i = (i + 1) % N_MAX;
 	assert(tried < N_MAX);
-	next_qp = (i + 1) % N_MAX; /* as devices do: a number that peers still know is not used soon */
+	next_qp = (i + 1) %
+		  N_MAX; /* as devices do: a number that peers still know is not used soon */
 	qps[i] = qp;
 	STAILQ_INIT(&qp->sends);
 	STAILQ_INIT(&qp->recvs);

@@ -28,8 +28,8 @@ static void *on_message(void *arg, const void *data, size_t hdr_bytes, size_t by
 		node->bad++;
 	node->next_seq = hdr.seq + 1;
 	node->messages++;
-	if (node->echo && vp_send(node, hdr.seq) < 0)
-		node->bad++;
+	node->owed += node->echo;
+	vp_echo(node);
 	return hdr.refuse ? NULL : node->land + hdr.slot * node->stride + hdr.offset;
 }
 
@@ -174,6 +174,18 @@ int vp_connect(struct vp_node *node, const struct vp_node *to)
 	return kvp_net_verbs.ep_open(node->net, to->addr, to->addr_bytes, 0, node, &node->ep);
 }
 
+void vp_echo(struct vp_node *node)
+{
+	int r = 0;
+
+	while (node->owed > 0 && (r = vp_send(node, node->echoed)) == 0) {
+		node->echoed++;
+		node->owed--;
+	}
+	if (r < 0 && r != -EAGAIN)
+		node->bad++;
+}
+
 bool vp_turn(struct vp_node *a, struct vp_node *b, const uint64_t *counter, uint64_t want,
 	     unsigned ms)
 {
@@ -181,8 +193,11 @@ bool vp_turn(struct vp_node *a, struct vp_node *b, const uint64_t *counter, uint
 
 	while (*counter < want && vp_ms() < until) {
 		(void)kvp_net_verbs.progress(a->net);
-		if (b)
-			(void)kvp_net_verbs.progress(b->net);
+		vp_echo(a);
+		if (!b)
+			continue;
+		(void)kvp_net_verbs.progress(b->net);
+		vp_echo(b);
 	}
 	return *counter >= want;
 }

@@ -37,10 +37,14 @@ struct vp_node {
 	uint64_t told; /* sent() calls */
 	int last_status;
 	bool echo; /* answers each message by one without payload */
+	uint64_t echoed, owed;
 };
 
 /* Slots of nodes opened from now on are registered as a device's, by a dma-buf. */
 extern bool vp_on_device;
+
+/* Answers what came before there was a way back. */
+void vp_echo(struct vp_node *node);
 
 /* 0, or the transport's error with its words in `err`. */
 int vp_open(struct vp_node *node, const struct kvp_net_verbs_config *config, size_t slot_bytes,

@@ -276,7 +276,7 @@ static _Noreturn void echo_process(int fd)
 	KVP_EXPECT(write(fd, node.addr, node.addr_bytes) == (ssize_t)node.addr_bytes);
 	peer.addr_bytes = (size_t)read(fd, peer.addr, sizeof(peer.addr));
 	KVP_EXPECT(vp_connect(&node, &peer) == 0);
-	for (;;)
+	for (;; vp_echo(&node))
 		(void)kvp_net_verbs.progress(node.net);
 }
 
