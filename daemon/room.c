@@ -78,11 +78,6 @@ static bool copy_text(struct kvp_room *room, char **to, const char *from)
 	return true;
 }
 
-bool kvp_room_set_label(struct kvp_room *room, const char *label)
-{
-	return copy_text(room, &room->label, label);
-}
-
 /* ---- one end: begin and end --------------------------------------------------------------------
  */
 
@@ -299,7 +294,7 @@ static uint64_t shorter(uint64_t configured_ns, uint32_t asked_ms)
 	return asked_ms && asked_ns < configured_ns ? asked_ns : configured_ns;
 }
 
-void kvp_room_set_timers(struct kvp_room *room, const Kvp__Timers *msg)
+static void set_timers(struct kvp_room *room, const Kvp__Timers *msg)
 {
 	const struct kvp_config *config = room->rooms->config;
 
@@ -310,6 +305,19 @@ void kvp_room_set_timers(struct kvp_room *room, const Kvp__Timers *msg)
 		.fence_ns = shorter(config->timers.fence_ns, msg ? msg->fence_ms : 0),
 		.lease_ns = shorter(config->timers.lease_ns, msg ? msg->lease_ms : 0),
 	};
+}
+
+bool kvp_room_introduce(struct kvp_room *room, uint64_t handle, const char *label,
+			const Kvp__Timers *timers, const ProtobufCBinaryData *key)
+{
+	if (!copy_text(room, &room->label, label))
+		return false;
+	set_timers(room, timers);
+	room->handle.handle = handle;
+	room->secret_bytes = (uint32_t)KVP_MIN(key->len, (size_t)KVP_KEY_BYTES);
+	if (room->secret_bytes)
+		memcpy(room->secret, key->data, room->secret_bytes);
+	return true;
 }
 
 int kvp_room_order_id(struct kvp_room *room, enum kvp_order_type type, uint32_t value)

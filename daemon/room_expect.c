@@ -384,13 +384,8 @@ static Kvp__Status expect_fill(struct kvp_room *room, const Kvp__Expect *msg,
 {
 	Kvp__Status status;
 
-	if (!kvp_room_set_label(room, msg->label))
+	if (!kvp_room_introduce(room, msg->handle, msg->label, msg->timers, &msg->key))
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_NO_MEMORY, "no memory");
-	kvp_room_set_timers(room, msg->timers);
-	room->handle.handle = msg->handle;
-	room->secret_bytes = (uint32_t)KVP_MIN(msg->key.len, (size_t)KVP_KEY_BYTES);
-	if (room->secret_bytes)
-		memcpy(room->secret, msg->key.data, room->secret_bytes);
 	room->prefix = msg->prefix;
 	room->end = msg->end;
 	room->state = KVP__ROOM_STATE__ROOM_OFFERING;

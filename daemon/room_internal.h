@@ -338,7 +338,9 @@ static inline bool kvp_room_terminal(const struct kvp_room *room)
 /* Its event is due. */
 void kvp_room_changed(struct kvp_room *room);
 void kvp_room_set_state(struct kvp_room *room, Kvp__RoomState state);
-void kvp_room_set_timers(struct kvp_room *room, const Kvp__Timers *msg);
+/* What its client says of either end; false: no memory. */
+bool kvp_room_introduce(struct kvp_room *room, uint64_t handle, const char *label,
+			const Kvp__Timers *timers, const ProtobufCBinaryData *key);
 /* Fails the end, tells all its legs, orders its end on the lane. Nothing when it is over. */
 void kvp_room_fail(struct kvp_room *room, Kvp__Status status, const char *fmt, ...)
 	KVP_PRINTF(3, 4);
@@ -348,8 +350,6 @@ void kvp_room_fail_as(struct kvp_room *room, Kvp__Status status, bool retry, con
 /* complete at a destination, done at a sender. */
 void kvp_room_succeed(struct kvp_room *room, Kvp__RoomState state);
 int kvp_room_order_id(struct kvp_room *room, enum kvp_order_type type, uint32_t value);
-/* False: no memory. */
-bool kvp_room_set_label(struct kvp_room *room, const char *label);
 static inline const char *kvp_room_label(const struct kvp_room *room)
 {
 	return room->label ? room->label : "";

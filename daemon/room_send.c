@@ -110,13 +110,8 @@ static Kvp__Status open_fill(struct kvp_room *room, const Kvp__Open *msg, char *
 {
 	Kvp__Status status;
 
-	if (!kvp_room_set_label(room, msg->label))
+	if (!kvp_room_introduce(room, msg->handle, msg->label, msg->timers, &msg->key))
 		return kvp_room_refuse(err, KVP__STATUS__STATUS_NO_MEMORY, "no memory");
-	kvp_room_set_timers(room, msg->timers);
-	room->handle.handle = msg->handle;
-	room->secret_bytes = (uint32_t)KVP_MIN(msg->key.len, (size_t)KVP_KEY_BYTES);
-	if (room->secret_bytes)
-		memcpy(room->secret, msg->key.data, room->secret_bytes);
 	room->state = KVP__ROOM_STATE__ROOM_WAITING;
 	if (msg->timers && msg->timers->lease_ms) {
 		room->send.leased = true;

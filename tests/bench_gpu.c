@@ -564,13 +564,10 @@ static void bench_waiting(void)
 
 int main(int argc, char **argv)
 {
-	static const struct {
-		const char *name;
-		void (*run)(void);
-	} sections[] = { { "small", bench_small },
-			 { "fences", bench_fences },
-			 { "waiting", bench_waiting },
-			 { "prompts", bench_prompts } };
+	static const struct rig_section sections[] = { { "small", bench_small },
+						       { "fences", bench_fences },
+						       { "waiting", bench_waiting },
+						       { "prompts", bench_prompts } };
 	char gpu[100];
 
 	if (!device_served() || !device_found(gpu, sizeof(gpu))) {
@@ -581,14 +578,6 @@ int main(int argc, char **argv)
 	results = mmap(NULL, sizeof(*results), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
 		       -1, 0);
 	RIG_REQUIRE(results != MAP_FAILED);
-	for (size_t i = 0; i < KVP_ARRAY_SIZE(sections); i++) {
-		bool wanted = argc == 1;
-
-		for (int k = 1; k < argc; k++)
-			wanted = wanted || !strcmp(argv[k], sections[i].name);
-		if (wanted)
-			sections[i].run();
-		fflush(stdout);
-	}
+	rig_sections(argc, argv, sections, KVP_ARRAY_SIZE(sections));
 	return 0;
 }

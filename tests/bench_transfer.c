@@ -888,10 +888,7 @@ static void bench_idle(void)
 
 int main(int argc, char **argv)
 {
-	static const struct {
-		const char *name;
-		void (*run)(void);
-	} sections[] = {
+	static const struct rig_section sections[] = {
 		{ "landing", bench_landing }, { "packed", bench_packed }, { "local", bench_local },
 		{ "latency", bench_latency }, { "rooms", bench_rooms },   { "fair", bench_fair },
 		{ "idle", bench_idle },       { "sums", bench_sums },
@@ -900,14 +897,6 @@ int main(int argc, char **argv)
 	results = mmap(NULL, sizeof(*results), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
 		       -1, 0);
 	RIG_REQUIRE(results != MAP_FAILED);
-	for (size_t i = 0; i < KVP_ARRAY_SIZE(sections); i++) {
-		bool wanted = argc == 1;
-
-		for (int k = 1; k < argc; k++)
-			wanted = wanted || !strcmp(argv[k], sections[i].name);
-		if (wanted)
-			sections[i].run();
-		fflush(stdout);
-	}
+	rig_sections(argc, argv, sections, KVP_ARRAY_SIZE(sections));
 	return 0;
 }

@@ -433,6 +433,15 @@ int rig_main(int argc, char **argv, const struct rig_scenario *scenarios, size_t
 	return failed || !passed;
 }
 
+void rig_sections(int argc, char **argv, const struct rig_section *sections, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		if (scenario_named(argc, argv, sections[i].name))
+			sections[i].run();
+		fflush(stdout);
+	}
+}
+
 /* ---- bytes ---------------------------------------------------------------------------------- */
 
 static uint64_t mix(uint64_t x)

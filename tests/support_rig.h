@@ -107,6 +107,13 @@ bool rig_run(const struct rig_scenario *scenario);
  */
 int rig_main(int argc, char **argv, const struct rig_scenario *scenarios, size_t n);
 
+struct rig_section {
+	const char *name;
+	void (*run)(void);
+};
+/* Runs those in this process that argv names, or all. */
+void rig_sections(int argc, char **argv, const struct rig_section *sections, size_t n);
+
 /* ---- pools ---------------------------------------------------------------------------------- */
 
 struct rig_pool {

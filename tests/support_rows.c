@@ -41,7 +41,7 @@ unsigned char *rows_memory(uint64_t bytes, int fill)
 	return p;
 }
 
-static uint32_t *shuffled(uint32_t n, uint64_t seed)
+uint32_t *rows_shuffled(uint32_t n, uint64_t seed)
 {
 	uint32_t *pages = malloc(n * sizeof(*pages));
 
@@ -127,11 +127,11 @@ void rows_make(struct rows *rows, uint32_t n_pages)
 	rows->dst = rows_memory(rows->pool_bytes, 2);
 	for (uint64_t i = 0; i < rows->pool_bytes / 8; i++)
 		((uint64_t *)(void *)rows->src)[i] = i * UINT64_C(0x9e3779b97f4a7c15);
-	rows->src_pages = shuffled(n_pages, 1);
+	rows->src_pages = rows_shuffled(n_pages, 1);
 	entries_make(rows->src_entries, n_pages);
 	entries_make(rows->dst_entries, n_pages / ROWS_RANKS);
 	for (uint32_t i = 0; i < ROWS_RANKS; i++) {
-		rows->dst_pages[i] = shuffled(n_pages / ROWS_RANKS, 2 + i);
+		rows->dst_pages[i] = rows_shuffled(n_pages / ROWS_RANKS, 2 + i);
 		rows->dst_map[i] = rows->dst + i * (rows->pool_bytes / ROWS_RANKS);
 	}
 	legs_make(rows);

@@ -30,6 +30,9 @@ struct rows {
 /* Memory that a forked process shares, every page touched. Exits when there is none. */
 unsigned char *rows_memory(uint64_t bytes, int fill);
 
+/* The numbers below n in random order; the caller's (free). */
+uint32_t *rows_shuffled(uint32_t n, uint64_t seed);
+
 /* Makes the pools in such memory; n_pages is a multiple of four. */
 void rows_make(struct rows *rows, uint32_t n_pages);
 

@@ -152,38 +152,21 @@ static void wrong(const struct soak_pool *soak, uint64_t at, uint8_t is, const s
 	fflush(stdout);
 }
 
-/* Bytes that have come: next. */
-static void look_new(const struct soak_pool *soak, uint64_t at, uint64_t bytes,
-		     const struct soak_who *who)
+/* Bytes that have come: `next`. Those that may be coming: `image` or `next`, by what is expected
+ * first. Each is read once, for it may change. */
+static void look(const struct soak_pool *soak, const uint8_t *expected, uint64_t at, uint64_t bytes,
+		 const struct soak_who *who)
 {
 	const volatile uint8_t *mem = soak->pool.mem;
 	uint64_t i;
 	uint8_t is;
 
 	soak_checked += bytes;
-	if (!memcmp(soak->pool.mem + at, soak->next + at, bytes))
+	if (!memcmp(soak->pool.mem + at, expected + at, bytes))
 		return;
 	for (i = at; i < at + bytes; i++) {
 		is = mem[i];
-		if (is != soak->next[i])
-			wrong(soak, i, is, who);
-	}
-}
-
-/* Bytes that may be coming: image or next. Each is read once, for it may change. */
-static void look_any(const struct soak_pool *soak, uint64_t at, uint64_t bytes,
-		     const struct soak_who *who)
-{
-	const volatile uint8_t *mem = soak->pool.mem;
-	uint64_t i;
-	uint8_t is;
-
-	soak_checked += bytes;
-	if (!memcmp(soak->pool.mem + at, soak->image + at, bytes))
-		return;
-	for (i = at; i < at + bytes; i++) {
-		is = mem[i];
-		if (is != soak->image[i] && is != soak->next[i])
+		if (is != expected[i] && is != soak->next[i])
 			wrong(soak, i, is, who);
 	}
 }
@@ -193,7 +176,7 @@ void soak_scan(const struct soak_pool *soak, const struct soak_who *who)
 	uint64_t at;
 
 	for (at = 0; at < soak->pool.bytes; at += BLOCK)
-		look_any(soak, at, KVP_MIN((uint64_t)BLOCK, soak->pool.bytes - at), who);
+		look(soak, soak->image, at, KVP_MIN((uint64_t)BLOCK, soak->pool.bytes - at), who);
 }
 
 /* ---- destinations --------------------------------------------------------------------------- */
@@ -242,10 +225,10 @@ void soak_dest_rows(const struct soak_pool *soak, const struct soak_place *place
 			if (!(set >> e & 1) || (entry->klass == KVP_SHARDED && !places[i].mine))
 				continue;
 			slot = entry->klass == KVP_SHARDED ? places[i].own : places[i].all;
-			look_new(soak,
-				 entry->offset + places[i].page * entry->page_stride +
-					 slot * entry->row_stride,
-				 entry->row_bytes, who);
+			look(soak, soak->next,
+			     entry->offset + places[i].page * entry->page_stride +
+				     slot * entry->row_stride,
+			     entry->row_bytes, who);
 		}
 	}
 }
@@ -259,7 +242,7 @@ void soak_dest_all(const struct soak_pool *soak, const uint32_t *pages, uint32_t
 	for (i = 0; i < n; i++) {
 		for (entry = 0; entry < SOAK_ENTRIES; entry++) {
 			area(soak, entry, pages[i], &at, &bytes);
-			look_new(soak, at, bytes, who);
+			look(soak, soak->next, at, bytes, who);
 		}
 	}
 }
@@ -286,7 +269,7 @@ void soak_dest_end(struct soak_pool *soak, const uint32_t *pages, uint32_t n,
 	for (i = 0; i < n; i++) {
 		for (entry = 0; entry < SOAK_ENTRIES; entry++) {
 			area(soak, entry, pages[i], &at, &bytes);
-			look_any(soak, at, bytes, who);
+			look(soak, soak->image, at, bytes, who);
 			/* Whatever comes later differs from this. */
 			memcpy(soak->image + at, soak->pool.mem + at, bytes);
 			memcpy(soak->next + at, soak->image + at, bytes);

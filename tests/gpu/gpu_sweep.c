@@ -21,6 +21,7 @@
 
 #include "daemon/jobs.h"
 #include "proto/util.h"
+#include "tests/support_rows.h"
 #include "tests/support_world.h"
 
 #define MAX_RANKS 8u
@@ -299,24 +300,6 @@ static void check_worlds(const struct variant *v, uint32_t rounds)
 
 /* ---- scenes ---------------------------------------------------------------------------------- */
 
-static uint32_t *shuffled(uint32_t n, uint64_t seed)
-{
-	uint32_t *pages = calloc(n, sizeof(*pages));
-
-	for (uint32_t i = 0; i < n; i++)
-		pages[i] = i;
-	for (uint32_t i = n - 1; i > 0; i--) {
-		uint32_t j, other;
-
-		seed = seed * UINT64_C(6364136223846793005) + 1;
-		j = (uint32_t)((seed >> 33) % (i + 1));
-		other = pages[j];
-		pages[j] = pages[i];
-		pages[i] = other;
-	}
-	return pages;
-}
-
 static void entries_make(struct kvp_entry *entries, const struct scene *s, uint32_t n_pages)
 {
 	const uint64_t stride = (uint64_t)s->page * s->shape->width;
@@ -352,7 +335,7 @@ static void legs_make(struct scene *s)
 					 .pages = s->pages,
 					 .n_pages = s->n_pages };
 	for (uint32_t r = 0; r < ranks; r++) {
-		s->dst_pages[r] = shuffled(s->n_pages / ranks, 2 + r);
+		s->dst_pages[r] = rows_shuffled(s->n_pages / ranks, 2 + r);
 		s->dst_sides[r] = (struct kvp_side){ .page = s->page,
 						     .dcp_size = ranks,
 						     .dcp_rank = r,
@@ -450,7 +433,7 @@ static void scene_make(struct scene *s, const struct shape *shape, uint32_t max_
 	s->n_sets = (uint32_t)(UINT64_C(800000000) / s->bytes);
 	s->n_sets = KVP_MIN(s->n_sets, max_sets);
 	s->n_sets = KVP_MAX(s->n_sets, 1u);
-	s->pages = shuffled(s->n_pages, 1);
+	s->pages = rows_shuffled(s->n_pages, 1);
 	entries_make(s->src_entries, s, s->n_pages);
 	entries_make(s->dst_entries, s, s->n_pages / shape->ranks);
 	legs_make(s);
