@@ -57,6 +57,9 @@
 #define KVP_VB_WINDOWS 4096u
 /* Windows that are being bound or unbound at a time, on a rail. */
 #define KVP_VB_BIND_DEPTH 64u
+/* Keys taken back that no grant gets again: what was sent with one is long over when so many more
+ * have been taken back. */
+#define KVP_VB_OLD_KEYS 256u
 #define KVP_VB_ID_BYTES 16u
 /* The other direction of a connection: few are under way at once. */
 #define KVP_VB_BACK_DEPTH 8u
@@ -227,6 +230,8 @@ struct kvp_vb_refusal {
 struct kvp_vb_rail {
 	struct kvp_net *net; /* borrowed, outlives it */
 	struct kvp_vb_binder binder;
+	uint32_t old_keys[KVP_VB_OLD_KEYS]; /* of dma-bufs, taken back of late; a ring */
+	unsigned n_old_keys;                /* ever put into it */
 	unsigned idx;
 	struct kvp_nic nic;
 	struct ibv_context *context; /* owned, like all of these */

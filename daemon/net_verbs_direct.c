@@ -23,6 +23,9 @@
 #include "daemon/net_verbs.h"
 #include "proto/util.h"
 
+/* Registrations of one grant: each may get the number of one that was taken back. */
+#define KEY_TRIES 8u
+
 static int errno_or(int other)
 {
 	return errno ? -errno : other;
@@ -105,14 +108,18 @@ static int binder_open(struct kvp_vb_rail *rail)
 	return r;
 }
 
-static void window_lose(struct kvp_net_window *window)
+static void window_lose(struct kvp_net *net, struct kvp_net_window *window)
 {
 	/* Calls that return when it is so: no write goes through from here on. */
 	for (unsigned i = 0; i < KVP_VB_RAILS; i++) {
 		if (window->mw[i])
 			(void)ibv_dealloc_mw(window->mw[i]);
-		if (window->mr[i])
+		if (window->mr[i]) {
+			struct kvp_vb_rail *rail = &net->rails[i];
+
+			rail->old_keys[rail->n_old_keys++ % KVP_VB_OLD_KEYS] = window->mr[i]->rkey;
 			(void)ibv_dereg_mr(window->mr[i]);
+		}
 		window->mw[i] = NULL;
 		window->mr[i] = NULL;
 	}
@@ -120,14 +127,15 @@ static void window_lose(struct kvp_net_window *window)
 }
 
 /* A rail has answered, or never will. */
-static void window_answered(struct kvp_net_window *window, unsigned rail, bool well)
+static void window_answered(struct kvp_net *net, struct kvp_net_window *window, unsigned rail,
+			    bool well)
 {
 	window->pending &= ~(1u << rail);
 	window->failed = window->failed || !well;
 	if (window->pending)
 		return;
 	if (window->failed)
-		window_lose(window);
+		window_lose(net, window);
 	else
 		window->state = window->state == KVP_VB_WINDOW_BINDING ? KVP_VB_WINDOW_BOUND
 								       : KVP_VB_WINDOW_IDLE;
@@ -141,7 +149,7 @@ static void binder_lost(struct kvp_vb_rail *rail)
 	binder_close(&rail->binder);
 	TAILQ_FOREACH (window, &rail->net->windows, link) {
 		if (window->pending & 1u << rail->idx)
-			window_answered(window, rail->idx, false);
+			window_answered(rail->net, window, rail->idx, false);
 	}
 }
 
@@ -156,8 +164,8 @@ static int binder_turn(struct kvp_vb_rail *rail)
 		n++;
 		if (wc.status == IBV_WC_SUCCESS) {
 			binder->n_pending--;
-			window_answered((struct kvp_net_window *)(uintptr_t)wc.wr_id, rail->idx,
-					true);
+			window_answered(rail->net, (struct kvp_net_window *)(uintptr_t)wc.wr_id,
+					rail->idx, true);
 			continue;
 		}
 		kvp_log_limited(&limit, KVP_LOG_WARNING, "verbs %s: binding a memory window: %s",
@@ -401,11 +409,46 @@ static int window_bind(struct kvp_net *net, struct kvp_net_window *window, bool 
 		}
 	}
 	if (!window->pending) {
-		window_lose(window);
+		window_lose(net, window);
 		return r < 0 ? r : -EIO;
 	}
 	window->state = on ? KVP_VB_WINDOW_BINDING : KVP_VB_WINDOW_UNBINDING;
 	return 0;
+}
+
+static bool is_old_key(const struct kvp_vb_rail *rail, uint32_t key)
+{
+	for (unsigned i = 0; i < KVP_MIN(rail->n_old_keys, KVP_VB_OLD_KEYS); i++) {
+		if (rail->old_keys[i] == key)
+			return true;
+	}
+	return false;
+}
+
+/* Devices give a number again that has become free, and a write with the key of a grant that was
+ * taken back may still be on its way: such a registration is kept until there is another. */
+static struct ibv_mr *register_anew(const struct kvp_vb_rail *rail,
+				    const struct kvp_net_region *region)
+{
+	struct ibv_mr *mr = NULL, *old[KEY_TRIES];
+	unsigned n = 0;
+
+	while (n < KEY_TRIES) {
+		mr = dmabuf_register(rail, region,
+				     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+		if (!mr || !is_old_key(rail, mr->rkey))
+			break;
+		old[n++] = mr;
+		mr = NULL;
+		errno = EADDRINUSE; /* if this was the last try */
+	}
+	while (n > 0) {
+		int saved = errno;
+
+		(void)ibv_dereg_mr(old[--n]); /* nobody has been told its key again */
+		errno = saved;
+	}
+	return mr;
 }
 
 /* Of a dma-buf: remote write, for as long as the grant lasts. */
@@ -414,12 +457,11 @@ static int window_register(struct kvp_net *net, struct kvp_net_window *window)
 	for (unsigned i = 0; i < net->n_rails; i++) {
 		if (net->rails[i].dead)
 			continue;
-		window->mr[i] = dmabuf_register(&net->rails[i], window->region,
-						IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+		window->mr[i] = register_anew(&net->rails[i], window->region);
 		if (!window->mr[i]) {
 			int r = errno_or(-EIO);
 
-			window_lose(window);
+			window_lose(net, window);
 			return r == -EAGAIN ? -ENOMEM : r;
 		}
 	}
@@ -469,7 +511,7 @@ int kvp_vb_window_close(struct kvp_net *net, struct kvp_net_window *window)
 	switch (window->state) {
 	case KVP_VB_WINDOW_BOUND:
 		if (window->region->dmabuf_fd >= 0) {
-			window_lose(window);
+			window_lose(net, window);
 			break;
 		}
 		if (window_bind(net, window, false) == -EAGAIN ||
@@ -486,13 +528,13 @@ int kvp_vb_window_close(struct kvp_net *net, struct kvp_net_window *window)
 	return 0;
 }
 
-static void free_windows(struct kvp_vb_windows *list)
+static void free_windows(struct kvp_net *net, struct kvp_vb_windows *list)
 {
 	struct kvp_net_window *window;
 
 	while ((window = TAILQ_FIRST(list))) {
 		TAILQ_REMOVE(list, window, link);
-		window_lose(window);
+		window_lose(net, window);
 		free(window);
 	}
 }
@@ -501,8 +543,8 @@ void kvp_vb_direct_fini(struct kvp_net *net)
 {
 	for (unsigned i = 0; i < net->n_rails; i++)
 		binder_lost(&net->rails[i]);
-	free_windows(&net->windows);
-	free_windows(&net->idle_windows);
+	free_windows(net, &net->windows);
+	free_windows(net, &net->idle_windows);
 }
 
 /* ---- writes */

@@ -69,7 +69,7 @@ struct fake_mw {
 
 struct kvp_fake kvp_fake;
 static struct fake_qp *qps[N_MAX];
-static uint32_t next_qp; /* looked at first */
+static uint32_t next_qp, next_mr; /* looked at first */
 static struct fake_mr *mrs[N_MAX];
 static struct fake_mw *mws[N_MAX];
 static struct fake_cq *cqs[N_MAX];
@@ -673,7 +673,7 @@ static struct ibv_mr *add_mr(struct ibv_pd *pd, const struct fake_mr *given)
 {
 	LOCKED();
 	struct fake_mr *mr;
-	uint32_t i = 0;
+	uint32_t i = kvp_fake.same_keys ? 0 : next_mr, tried = 0;
 
 	errno = kvp_fake.refuse_mr;
 	if (!errno && kvp_fake.refuse_device_mr && !can_read(given->bytes))
@@ -682,9 +682,10 @@ static struct ibv_mr *add_mr(struct ibv_pd *pd, const struct fake_mr *given)
 		return NULL;
 	mr = calloc(1, sizeof(*mr));
 	assert(mr);
-	while (i < N_MAX && mrs[i])
-		i++;
-	assert(i < N_MAX);
+	for (; tried < N_MAX && mrs[i]; tried++)
+		i = (i + 1) % N_MAX;
+	assert(tried < N_MAX);
+	next_mr = (i + 1) % N_MAX;
 	mrs[i] = mr;
 	*mr = *given;
 	mr->mr.context = pd->context;

@@ -32,6 +32,7 @@ struct kvp_fake {
 	int refuse_errno;
 	bool refuse_modify;           /* ibv_modify_qp() fails */
 	int refuse_mr, refuse_dmabuf; /* registering is refused with that errno; 0: it is not */
+	bool same_keys;               /* a number that is free is given again at once */
 	int refuse_device_mr; /* the same by address, of memory that the processor cannot read */
 	bool drop_datagrams;  /* UD sends reach nobody */
 	unsigned n_devices;   /* fake0, fake1, ...: 1 after a reset */

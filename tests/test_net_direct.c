@@ -302,15 +302,17 @@ Test(net_direct, a_key_that_was_taken_back)
 	rig_close(&rig);
 }
 
-/* Another grant of the same memory has another key. */
-Test(net_direct, a_key_of_the_grant_before)
+/* Another grant of the same memory has another key, also of a device that gives the number of a
+ * registration again as soon as it is free. */
+static void key_of_the_grant_before(bool dmabuf)
 {
 	struct rig rig;
 	struct kvp_net_key old;
 	char err[256] = "";
 
 	rig_open(&rig);
-	cr_assert_eq(region_add(&rig, -1, err, sizeof(err)), 0);
+	kvp_fake.same_keys = true;
+	cr_assert_eq(region_add(&rig, dmabuf ? rig.fd : -1, err, sizeof(err)), 0);
 	window_open(&rig);
 	old = rig.key;
 	window_close(&rig);
@@ -320,6 +322,12 @@ Test(net_direct, a_key_of_the_grant_before)
 	expect_refused(&rig, 0);
 	window_close(&rig);
 	rig_close(&rig);
+}
+
+Test(net_direct, a_key_of_the_grant_before)
+{
+	key_of_the_grant_before(false);
+	key_of_the_grant_before(true);
 }
 
 /* A daemon that was started again at the same address: what the one before has granted reaches
