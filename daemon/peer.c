@@ -229,20 +229,41 @@ bool kvp_peer_is_up(const struct kvp_peer *peer)
 	return peer->state == KVP_PEER_UP;
 }
 
+/* Longer than a sign of life takes, by half. */
+static uint64_t silence_ns(const struct kvp_peer *peer)
+{
+	return peer->peers->config->peer.heartbeat_ns * 3 / 2;
+}
+
+void kvp_peer_heard(struct kvp_peer *peer)
+{
+	uint64_t now = kvp_peer_now();
+
+	if (now - peer->last_heard_ns > silence_ns(peer)) {
+		/* Was it beyond doubt before this silence, for as long as somebody may not look? */
+		if (peer->last_heard_ns - peer->again_ns >= peer->peers->config->peer.heartbeat_ns)
+			peer->doubt_ns = now;
+		peer->again_ns = now;
+	}
+	peer->last_heard_ns = now;
+}
+
+/*
+ * A silence ends by a word or by the loss. What is heard first after it may be old: this process
+ * may have stood still, and the end of the connection is behind that; the next sign of life is not
+ * old. One that is late again and again is believed in the end, between two silences.
+ */
 bool kvp_peer_in_doubt(const struct kvp_peer *peer)
 {
-	uint64_t heartbeat_ns = peer->peers->config->peer.heartbeat_ns;
+	uint64_t now = kvp_peer_now();
 
 	if (peer->state == KVP_PEER_ENDING || peer->path_lost)
 		return true;
-	return peer->state == KVP_PEER_UP && !peer->self &&
-	       kvp_peer_now() - peer->last_heard_ns > heartbeat_ns + heartbeat_ns / 2;
-}
-
-/* It is looked at once per heartbeat, and once more if this process stood still itself. */
-uint64_t kvp_peers_doubt_ns(const struct kvp_config *config)
-{
-	return config->peer.lost_after_ns + 2 * config->peer.heartbeat_ns;
+	if (peer->state != KVP_PEER_UP || peer->self)
+		return false;
+	return now - peer->last_heard_ns > silence_ns(peer) ||
+	       (now - peer->again_ns <= silence_ns(peer) &&
+		now - peer->doubt_ns <= peer->peers->config->peer.lost_after_ns);
 }
 
 bool kvp_peer_is_self(const struct kvp_peer *peer)

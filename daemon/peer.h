@@ -69,10 +69,9 @@ void kvp_peer_put(struct kvp_peer *peer);
 
 bool kvp_peer_is_up(const struct kvp_peer *peer);
 bool kvp_peer_is_self(const struct kvp_peer *peer);
-/* It has missed a sign of life, or is lost and the news is on its way. */
+/* It has missed a sign of life, or is lost and the news is on its way. Within twice peer.lost_after
+ * and some heartbeats it is lost, or not in doubt for longer than a heartbeat. */
 bool kvp_peer_in_doubt(const struct kvp_peer *peer);
-/* After so long at most it has been heard again, or its session is over. */
-uint64_t kvp_peers_doubt_ns(const struct kvp_config *config);
 uint64_t
 kvp_peer_session(const struct kvp_peer *peer); /* of the current session; never reused; 0: down */
 const char *kvp_peer_name(const struct kvp_peer *peer);   /* "gpu-b (10.0.0.2:7470)" for texts */

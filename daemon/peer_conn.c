@@ -119,7 +119,7 @@ static void conn_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 		return;
 	}
 	peer->bytes_recv += (uint64_t)n;
-	peer->last_heard_ns = kvp_peer_now();
+	kvp_peer_heard(peer);
 	if (kvp_frames_push(&conn->frames, buf->base, (size_t)n) < 0) {
 		kvp_peer_end(peer, KVP__STATUS__STATUS_NO_MEMORY,
 			     "needs more memory than there is");

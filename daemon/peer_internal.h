@@ -53,6 +53,8 @@ struct kvp_peer {
 	uint64_t session, dial;
 	uint64_t number; /* of the session, the same at both ends; 0: the other end has none */
 	uint64_t since_ns, last_heard_ns, last_tick_ns, retry_at_ns, idle_since_ns;
+	uint64_t again_ns; /* heard again after a silence; 0: never */
+	uint64_t doubt_ns; /* the same of the first of the silences since it was beyond doubt */
 	uint32_t failures; /* dials in a row without a session */
 	uint8_t incarnation[KVP_INCARNATION_BYTES];
 	uint64_t heartbeats; /* sent since it is up */
@@ -161,6 +163,8 @@ void kvp_peer_end(struct kvp_peer *peer, Kvp__Status status, const char *fmt, ..
 void kvp_peer_path_lost(struct kvp_peer *peer, const char *why);
 void kvp_peer_on_timer(uv_timer_t *timer);
 void kvp_peer_up(struct kvp_peer *peer);
+/* Something came from it. */
+void kvp_peer_heard(struct kvp_peer *peer);
 /* Its number opens no data connections any more. */
 void kvp_peer_unadmit(struct kvp_peer *peer);
 

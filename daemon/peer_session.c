@@ -123,6 +123,7 @@ void kvp_peer_up(struct kvp_peer *peer)
 	peer->path_lost = false;
 	peer->failures = 0;
 	peer->heartbeats = 0;
+	peer->again_ns = peer->doubt_ns = 0;
 	peer->last_heard_ns = peer->last_tick_ns = peer->idle_since_ns = kvp_peer_now();
 	kvp_peer_set_state(peer, KVP_PEER_UP);
 	admit(peer);

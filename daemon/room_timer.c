@@ -169,14 +169,11 @@ static bool any_in_doubt(const struct kvp_room *room)
  * until the peer is heard, and then fails with the timer's words, or is lost, and fails with that.
  */
 static uint64_t peer_timer(const struct kvp_room *room, uint64_t since, uint64_t ns,
-			   struct due *due)
+			   const struct due *due)
 {
-	const struct kvp_config *config = room->rooms->config;
-
 	if (since + ns > due->now || !any_in_doubt(room))
 		return ns;
-	due_look(due, config->peer.heartbeat_ns);
-	return ns + kvp_peers_doubt_ns(config);
+	return due->now - since + room->rooms->config->peer.heartbeat_ns;
 }
 
 static void leg_due(const struct kvp_dleg *leg, struct due *due)

@@ -9,7 +9,6 @@
  * descriptors and mappings as before.
  */
 
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -315,21 +314,9 @@ static void daemon_stop(struct cell *cell)
 	both_hear(cell);
 }
 
-static void crawl(void *arg)
-{
-	const struct rig_daemon *daemon = arg;
-
-	for (;;) {
-		(void)kill(daemon->pid, SIGSTOP);
-		rig_sleep_ms(SLOW_MS);
-		(void)kill(daemon->pid, SIGCONT);
-		rig_sleep_ms(SLOW_MS / 10);
-	}
-}
-
 static void daemon_slow(struct cell *cell)
 {
-	pid_t pid = fault_child(crawl, cell->daemon);
+	pid_t pid = fault_slow(cell->daemon, SLOW_MS);
 
 	prefill_goes_on(cell);
 	both_hear(cell);

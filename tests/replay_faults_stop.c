@@ -274,6 +274,29 @@ static void silence_ends(struct rig *rig)
 	fault_close(&pair.room);
 }
 
+/* Late with every sign of life, never lost: that does not put off the timer for ever. */
+static void silence_again_and_again(struct rig *rig)
+{
+	struct pair pair;
+	struct kvp_room_state state;
+	pid_t pid;
+
+	pair_begin(rig, &pair, 576);
+	pair.room.timers.open_ms = 700;
+	fault_expect(&pair.room);
+	fault_open(&pair.room);
+	(void)rig_await(pair.room.src.client, pair.room.src.room, KVP_WAIT_READY, FAULT_SECS);
+	pid = fault_slow(pair.prefill, 300);
+	state = fault_fails(&pair.room.dst, KVP_STATUS_TIMEOUT);
+	RIG_REQUIRE(strstr(state.reason, "have submitted no more"), "%s", state.reason);
+	fault_released(&pair.room.dst);
+	fault_kill(pid);
+	fault_go_on(pair.prefill->pid);
+	(void)fault_fails(&pair.room.src, KVP_STATUS_TIMEOUT);
+	fault_released(&pair.room.src);
+	fault_close(&pair.room);
+}
+
 /* ---- clients -------------------------------------------------------------------------------- */
 
 struct engine {
@@ -382,6 +405,7 @@ int main(int argc, char **argv)
 		{ "silence_wins_at_decode", silence_wins_at_decode },
 		{ "silence_wins_at_prefill", silence_wins_at_prefill },
 		{ "silence_ends", silence_ends },
+		{ "silence_again_and_again", silence_again_and_again },
 		{ "silent_engine", silent_engine },
 		{ "deaf_engine", deaf_engine },
 	};

@@ -707,3 +707,23 @@ void fault_go_on(pid_t pid)
 {
 	RIG_REQUIRE(kill(pid, SIGCONT) == 0);
 }
+
+static unsigned int slow_ms; /* of the process that makes it so */
+
+static void crawl(void *arg)
+{
+	const struct rig_daemon *daemon = arg;
+
+	for (;;) {
+		(void)kill(daemon->pid, SIGSTOP);
+		rig_sleep_ms(slow_ms);
+		(void)kill(daemon->pid, SIGCONT);
+		rig_sleep_ms(slow_ms / 10);
+	}
+}
+
+pid_t fault_slow(const struct rig_daemon *daemon, unsigned int ms)
+{
+	slow_ms = ms;
+	return fault_child(crawl, (void *)daemon);
+}

@@ -114,3 +114,6 @@ void fault_kill(pid_t pid);
 /* A child stands still from the return on, and goes on. */
 void fault_stop(pid_t pid);
 void fault_go_on(pid_t pid);
+/* A process that makes the daemon stand still all the time but for a tenth of `ms`, until it is
+ * killed; it may leave the daemon standing. */
+pid_t fault_slow(const struct rig_daemon *daemon, unsigned int ms);

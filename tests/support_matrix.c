@@ -158,13 +158,14 @@ static struct mx_must daemon_dies(const struct mx_cell *cell, bool is_own, bool 
 }
 
 /* Where nothing was agreed, the end offers again, or waits, until its timer. When the victim goes
- * on it finds its timers over and its sessions ended, in either order. */
+ * on it finds its timers over and its sessions ended; only that of a fence waits for no peer. */
 static struct mx_must daemon_stops(const struct mx_cell *cell, bool is_own)
 {
 	bool agreed = mx_states[cell->state].leg == MX_LEG_GO;
+	uint64_t fence = cell->state == MX_FENCE ? FENCE : 0;
 
 	if (is_own)
-		return fails(agreed ? PEER_LOST | TIMEOUT | FENCE : TIMERS, MX_STOP_MS);
+		return fails(agreed ? PEER_LOST | fence : TIMERS, MX_STOP_MS);
 	return agreed ? fails(PEER_LOST, MX_LOST_AFTER_MS + MX_HEARTBEAT_MS)
 		      : fails(TIMERS, MX_LOST_AFTER_MS + MX_OPEN_MS);
 }
