@@ -18,7 +18,7 @@ close fclose free freeifaddrs munmap shutdown uv_close uv_freeaddrinfo
 # cannot fail with these arguments
 clock_gettime getegid getenv geteuid getgrnam getpid gettid getrandom getopt_long optarg optind signal sigaction sigemptyset
 pthread_mutex_destroy pthread_mutex_init pthread_mutex_lock pthread_mutex_unlock pthread_join pthread_once pthread_self
-pthread_setname_np pthread_setaffinity_np sem_destroy sem_init sem_post sem_wait umask unsetenv timerfd_settime isatty sysconf sched_yield mallinfo2
+pthread_setname_np pthread_sigmask sigfillset pthread_setaffinity_np sem_destroy sem_init sem_post sem_wait umask unsetenv timerfd_settime isatty sysconf sched_yield mallinfo2
 stat access getsockname
 uv_async_send uv_buf_init uv_idle_init uv_idle_start uv_idle_stop uv_ip4_addr uv_ip4_name uv_ip6_addr
 uv_ip6_name uv_is_active uv_is_closing uv_loop_close uv_now uv_poll_start uv_poll_stop uv_prepare_init
