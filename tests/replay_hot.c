@@ -257,7 +257,7 @@ static void replaced(struct rig *rig, bool prefill, bool orderly)
 	memset(&hot, 0, sizeof(hot));
 	hot.prefill = rig_daemon_start(rig, "prefill", DAEMON);
 	hot.decode = rig_daemon_start(rig, "decode", DAEMON);
-	third = rig_daemon_start(rig, "third", DAEMON);
+	third = rig_daemon_start(rig, prefill ? "prefill2" : "decode2", DAEMON);
 	victim = prefill ? hot.prefill : hot.decode;
 	rank_begin(&hot.src, hot.prefill, "prefill", 1);
 	rank_begin(&hot.dst, hot.decode, "decode", 2);

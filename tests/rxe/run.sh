@@ -42,8 +42,8 @@ suite() # part, arguments...
 # were never down.
 case $1 in
 nodes* | rooms*) parts= ;;
-"") parts="cm verbs direct ucx" ;;
-cm | direct | ucx) parts=$1 ;;
+"") parts="cm verbs direct faults ucx" ;;
+cm | direct | faults | ucx) parts=$1 ;;
 *) parts=verbs ;;
 esac
 [ -z "$KVP_BRIEF" ] || parts=brief

@@ -1,7 +1,7 @@
 #!/bin/sh
 # In the guest: the checks, then the integration programs with their data over verbs. The last line
 # is the sum. $1: beginnings of names, for only those: of checks, or of programs. KVP_PART: cm, verbs,
-# direct or ucx, for only that part of it.
+# direct, faults or ucx, for only that part of it.
 cd "$KVP_TOP" || exit 1
 passed=0 failed=0 skipped=0
 log=/tmp/rxe-suite.log
@@ -146,12 +146,26 @@ rails()
 ! wanted "$1" rails || rails
 ! wanted "$1" bench_verbs || program 60 bench_verbs rxe0
 
+# What kills, stops and restarts engines and daemons.
+part=faults
+faults()
+{
+	for name in replay_failures replay_faults_drain replay_faults_restart replay_hot; do
+		program 120 $name
+	done
+	landing replay_faults_stop
+}
+! wanted "$1" faults || faults
+
 # The same over reliable connections that UCX makes.
 part=ucx
 ucx()
 {
 	net=ucx over="UCX, rc_verbs"
-	for name in test_lane test_lane_rooms demo replay_sglang; do program 180 $name; done
+	for name in test_lane test_lane_rooms demo replay_sglang replay_vllm replay_faults_abort \
+		replay_faults_kill replay_faults_restart replay_hot; do
+		program 180 $name
+	done
 	net=verbs over=verbs
 }
 ! wanted "$1" ucx || ucx
