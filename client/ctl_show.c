@@ -106,6 +106,8 @@ static void print_rdma(const cJSON *answer)
 		{ "REJECTED", "rdma.rejected", CTL_COUNT },
 		{ "STRANGERS", "rdma.strangers", CTL_COUNT },
 		{ "KEEPALIVES", "rdma.keepalives", CTL_COUNT },
+		{ "CALLS OUT", "rdma.calls_out", CTL_COUNT },
+		{ "SLOW CALLS", "rdma.calls_slow", CTL_COUNT },
 		{ "DEVICE EVENTS", "rdma.device_events", CTL_COUNT },
 	};
 	cJSON *some = lanes_with(answer, "rdma");

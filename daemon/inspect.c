@@ -467,6 +467,8 @@ static void add_rdma(cJSON *lane, const struct kvp_net_stats *net)
 	kvp_inspect_num(rdma, "rejected", net->rejects);
 	kvp_inspect_num(rdma, "strangers", net->strangers);
 	kvp_inspect_num(rdma, "keepalives", net->keepalives);
+	kvp_inspect_num(rdma, "calls_out", net->calls_out);
+	kvp_inspect_num(rdma, "calls_slow", net->calls_slow);
 	kvp_inspect_num(rdma, "device_events", net->events);
 }
 

@@ -157,6 +157,9 @@ struct kvp_net_stats {
 	/* RDMA: connections of peers that were not taken, idle connections that were tried, what
 	 * devices told by themselves (ports down and up, failures). */
 	uint64_t rejects, keepalives, events;
+	/* Of calls that may wait for the network or a device: those that do now, and those that
+	 * took half a second or more. */
+	uint64_t calls_out, calls_slow;
 	uint64_t strangers;    /* of the rejected: named no session, or had more than one needs */
 	uint32_t eps, pending; /* endpoints open, sends not over */
 	uint32_t stuck;        /* endpoints whose close exceeds its deadline: their

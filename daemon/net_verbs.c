@@ -461,6 +461,7 @@ static const struct kvp_net_stats *verbs_stats(struct kvp_net *net)
 {
 	net->stats.rejects = net->rejects;
 	net->stats.keepalives = net->keepalives;
+	net->stats.calls_out = net->n_calls;
 	net->stats.events = net->events_seen;
 	return &net->stats;
 }

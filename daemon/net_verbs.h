@@ -657,8 +657,6 @@ int kvp_vb_in_create(struct kvp_net *net, const struct kvp_vb_datagram *request,
 /* Takes nothing more of it, and ends its connections. Once it is found no more nothing writes here
  * in its name. */
 void kvp_vb_in_end(struct kvp_vb_in *in);
-/* Has the session anything here of that peer, even if it ends? */
-bool kvp_vb_in_any(const struct kvp_net *net, const uint8_t *id, uint64_t number);
 /* A receive has ended well. */
 void kvp_vb_received(struct kvp_vb_conn *conn, const struct ibv_wc *wc);
 /* A connection to us goes: it brings nothing any more. */

@@ -37,6 +37,7 @@ static void finish(struct kvp_net *net, struct kvp_vb_call *call)
 
 	net->n_calls--;
 	call->out = false;
+	net->stats.calls_slow += call->took_ns >= LONG_NS;
 	if (call->took_ns >= LONG_NS)
 		kvp_log_limited(&limit, KVP_LOG_WARNING, "verbs %s: %s took %llu ms",
 				call->rail->nic.device, call->what,

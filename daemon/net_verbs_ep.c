@@ -529,12 +529,15 @@ static void end_items(struct kvp_net_ep *ep, int status)
 static bool ins_gone(struct kvp_net *net, const struct kvp_net_ep *ep)
 {
 	struct kvp_vb_in *in;
+	bool gone = true;
 
 	TAILQ_FOREACH (in, &net->ins, link) {
-		if (in->number == ep->number && memcmp(in->id, ep->peer.id, sizeof(in->id)) == 0)
-			kvp_vb_in_end(in);
+		if (in->number != ep->number || memcmp(in->id, ep->peer.id, sizeof(in->id)) != 0)
+			continue;
+		kvp_vb_in_end(in);
+		gone = false;
 	}
-	return !kvp_vb_in_any(net, ep->peer.id, ep->number);
+	return gone;
 }
 
 static void ep_over(struct kvp_net_ep *ep)

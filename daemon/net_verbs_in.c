@@ -65,17 +65,6 @@ void kvp_vb_in_end(struct kvp_vb_in *in)
 	}
 }
 
-bool kvp_vb_in_any(const struct kvp_net *net, const uint8_t *id, uint64_t number)
-{
-	const struct kvp_vb_in *in;
-
-	TAILQ_FOREACH (in, &net->ins, link) {
-		if (in->number == number && memcmp(in->id, id, sizeof(in->id)) == 0)
-			return true;
-	}
-	return false;
-}
-
 static bool has_conn(const struct kvp_vb_in *in)
 {
 	const struct kvp_vb_conn *conn;
