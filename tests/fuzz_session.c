@@ -133,7 +133,7 @@ static void send_msg(struct client *client, Kvp__ClientMsg *msg, const int *fds,
 		send_raw(client, buf, (size_t)n, fds, n_fds);
 }
 
-static void hello(struct client *client)
+static void hello(struct client *client, bool observer)
 {
 	Kvp__ClientMsg msg = KVP__CLIENT_MSG__INIT;
 	Kvp__Hello body = KVP__HELLO__INIT;
@@ -142,17 +142,19 @@ static void hello(struct client *client)
 	body.version_max = KVP_PROTO_VERSION_MAX;
 	body.name = (char *)"fuzz";
 	body.pid = 1;
+	body.observer = observer;
 	msg.body_case = KVP__CLIENT_MSG__BODY_HELLO;
 	msg.hello = &body;
 	send_msg(client, &msg, NULL, 0);
 }
 
-static void begin(struct client *client, bool greet)
+/* Mostly an engine, seldom one who only looks, seldom one who does not say who it is. */
+static void begin(struct client *client, uint8_t who)
 {
 	*client = (struct client){ .fd = core_connect(&rig) };
 	REQUIRE(client->fd >= 0);
-	if (greet)
-		hello(client);
+	if (who < 240)
+		hello(client, who >= 224);
 }
 
 static void end(struct client *client)
@@ -504,7 +506,7 @@ static void reconnect(struct client *client, struct bytes *in)
 	end(client);
 	if (bytes_take(in) > 200)
 		turn(true);
-	begin(client, bytes_take(in) < 240);
+	begin(client, bytes_take(in));
 }
 
 static void wait_a_little(struct client *client, struct bytes *in)
@@ -604,7 +606,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		setup();
 	ready = true;
 	for (uint32_t i = 0; i < CLIENTS; i++)
-		begin(&clients[i], bytes_take(&in) < 240);
+		begin(&clients[i], bytes_take(&in));
 	for (uint32_t i = 0; i < OPS_MAX && in.left > 0; i++) {
 		uint8_t op = bytes_take(&in);
 
