@@ -392,7 +392,7 @@ static int map_chunk(const struct kvp_gpu_imports *imports, struct kvp_gpu_impor
 	res = cuda->cuMemMap(import->base + import->mapped, bytes, 0, handle, 0);
 	(void)kvp_cuda_check(cuda, cuda->cuMemRelease(handle), "cuMemRelease");
 	if (res != CUDA_SUCCESS)
-		return fail(imports, res, "cuMemMap", err, err_bytes);
+		return fail_open(imports, res, "cuMemMap", err, err_bytes);
 	import->mapped += bytes;
 	return 0;
 }

@@ -458,8 +458,10 @@ CUresult cuMemMap(CUdeviceptr addr, size_t bytes, size_t offset,
 	struct map *map;
 
 	(void)flags;
-	if (offset || bytes != chunk->bytes)
+	if (offset || bytes < chunk->bytes)
 		return CUDA_ERROR_INVALID_VALUE;
+	if (bytes > chunk->bytes)
+		return CUDA_ERROR_NOT_SUPPORTED; /* what an H200 says (driver 580.159) */
 	pthread_mutex_lock(&lock);
 	(void)memory_map(chunk->fd, bytes, (void *)(uintptr_t)addr);
 	map = map_add(addr, bytes, dup(chunk->fd));
