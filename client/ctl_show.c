@@ -246,6 +246,9 @@ static void status_head(const cJSON *answer)
 	(void)printf("config %s, peers call %s\n", config, address);
 	if (ctl_text(answer, "cuda")[0]) /* else an older daemon */
 		(void)printf("CUDA %s\n", ctl_text(answer, "cuda"));
+	if (ctl_text(answer, "ucx_doubt")[0])
+		(void)printf("UCX %s: %s\n", ctl_text(answer, "ucx"),
+			     ctl_text(answer, "ucx_doubt"));
 	(void)printf("clients %.0f, pools %.0f, peers %.0f\n", ctl_number(answer, "clients"),
 		     ctl_number(answer, "pools"), ctl_number(answer, "peers"));
 	(void)printf("rooms %.0f dest, %.0f send", ctl_number(answer, "rooms.dest"),

@@ -333,6 +333,8 @@ cJSON *kvp_inspect_status(const struct kvp_inspect *ask)
 	(void)cJSON_AddStringToObject(status, "node", core->config->node.name);
 	(void)cJSON_AddStringToObject(status, "version", KVP_VERSION);
 	(void)cJSON_AddStringToObject(status, "cuda", kvp_gpu_build());
+	(void)cJSON_AddStringToObject(status, "ucx", kvp_net_ucx_version());
+	(void)cJSON_AddStringToObject(status, "ucx_doubt", kvp_net_ucx_doubt());
 	add_bytes(status, "incarnation", core->incarnation, sizeof(core->incarnation));
 	kvp_inspect_num(status, "pid", (uint64_t)getpid());
 	kvp_inspect_age(ask, status, "uptime_s", core->started_ns);

@@ -293,3 +293,8 @@ void kvp_net_ucx_give_back_signals(void);
 unsigned kvp_net_ucx_left_open(void);
 /* The version of the UCX library in use, such as "1.13.1". Any thread. */
 const char *kvp_net_ucx_version(void);
+/*
+ * What is known to be wrong with that library, since a transport over tcp was opened in this
+ * process; "" if nothing, or if none was. Any thread.
+ */
+const char *kvp_net_ucx_doubt(void);

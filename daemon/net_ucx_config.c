@@ -9,11 +9,19 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 /* Not in every installed set of UCX headers. Weak: a later UCX may lack it. */
 extern void ucs_debug_disable_signals(void) __attribute__((weak));
+
+/* 1.13.1 was seen to do it, the builds of 1.14.1 and later on PyPI were not. */
+static const char ends_us[] = "its tcp can end this daemon (SIGABRT) when a peer dies while it "
+			      "connects, or comes back after a partition; UCX 1.14 and later "
+			      "were not seen to";
+
+static atomic_bool in_doubt; /* this process has opened a context over tcp of such a UCX */
 
 struct setting {
 	const char *key;
@@ -161,6 +169,23 @@ static int interface_check(struct kvp_net *net, const char *name, char *err, siz
 	return 0;
 }
 
+/* Once is enough: each lane has a context. */
+static void tell_doubt(void)
+{
+	unsigned major, minor, patch;
+
+	ucp_get_version(&major, &minor, &patch);
+	if (major > 1 || minor >= 14)
+		return;
+	if (!atomic_exchange_explicit(&in_doubt, true, memory_order_relaxed))
+		kvp_log(KVP_LOG_WARNING, "UCX %s: %s", kvp_net_ucx_version(), ends_us);
+}
+
+const char *kvp_net_ucx_doubt(void)
+{
+	return atomic_load_explicit(&in_doubt, memory_order_relaxed) ? ends_us : "";
+}
+
 int kvp_ucx_context_create(struct kvp_net *net, const struct kvp_net_config *config, char *err,
 			   size_t err_bytes)
 {
@@ -202,6 +227,8 @@ int kvp_ucx_context_create(struct kvp_net *net, const struct kvp_net_config *con
 				       ucs_status_string(status));
 	}
 	ucp_config_release(ucp);
+	if (r == 0 && !config->rdma)
+		tell_doubt();
 	return r;
 }
 

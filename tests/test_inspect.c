@@ -222,6 +222,8 @@ Test(inspect, a_waiting_room_says_what_it_waits_for, .init = setup, .fini = tear
 	cr_assert_eq(number(cJSON_GetObjectItem(cJSON_GetObjectItem(json, "rooms"), "by_state"),
 			    "waiting"),
 		     1);
+	cr_assert_neq(text(json, "ucx")[0], 0);
+	cr_assert_eq(text(json, "ucx_doubt")[0], 0); /* without peers it is not used */
 	cJSON_Delete(json);
 
 	CALL(&engine, kvp_abort(engine.client, engine.open, "enough"));

@@ -469,6 +469,22 @@ Test(net, says_why_it_cannot_open)
 	ops->close(NULL);
 }
 
+/* An operator is told of a UCX that can end the process, once it is in use. */
+Test(net, names_what_is_known_of_this_ucx)
+{
+	unsigned major, minor, patch;
+	bool old;
+	struct node a;
+
+	ucp_get_version(&major, &minor, &patch);
+	old = major == 1 && minor < 14;
+	cr_expect_str_empty(kvp_net_ucx_doubt());
+	node_open(&a);
+	cr_expect_eq(strstr(kvp_net_ucx_doubt(), "UCX 1.14") != NULL, old);
+	cr_expect_eq(kvp_net_ucx_doubt()[0] != '\0', old);
+	node_close(&a);
+}
+
 Test(net, listens_within_its_ports)
 {
 	struct node b = { .place = malloc(BIG) };
