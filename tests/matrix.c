@@ -24,6 +24,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "daemon/net.h"
 #include "tests/support_engine.h"
 #include "tests/support_matrix.h"
 #include "tests/support_net.h"
@@ -37,6 +38,8 @@
  * anything behind passes these after some more cells, since they are never set anew. */
 #define FDS_SLACK 2u
 static const uint64_t heap_slack[2] = { 16u << 10, 8u << 20 };
+/* UCX 1.18 takes 236 KB of small blocks in some later cell, once for a daemon, and keeps them. */
+#define HEAP_SLACK_NEWER (256u << 10)
 /* UCX 1.13 ends the process when it meets a connection of an earlier endpoint that a partition has
  * kept it from losing (docs/reliability.md, 4). That is one more way for a daemon to die; the cell
  * is run again, and said so. */
@@ -825,6 +828,7 @@ static void again(struct cell *cell)
 /* Nothing is left behind. */
 static void clean(const struct cell *cell)
 {
+	const uint64_t newer = strncmp(kvp_net_ucx_version(), "1.13.", 5) ? HEAP_SLACK_NEWER : 0;
 	struct world *w = cell->w;
 	uint64_t heap[2];
 
@@ -834,7 +838,7 @@ static void clean(const struct cell *cell)
 		fault_maps_back(w->daemons[i], w->maps[i]);
 		fault_heap(w->daemons[i], heap);
 		for (uint32_t k = 0; k < 2; k++)
-			RIG_REQUIRE(heap[k] <= w->heap[i][k] + heap_slack[k],
+			RIG_REQUIRE(heap[k] <= w->heap[i][k] + heap_slack[k] + newer,
 				    "%s: %llu bytes of heap, %llu before", w->daemons[i]->name,
 				    (unsigned long long)heap[k], (unsigned long long)w->heap[i][k]);
 	}
