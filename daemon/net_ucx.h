@@ -79,6 +79,7 @@ struct kvp_net {
 	int fd;                 /* the worker's */
 	bool rdma;              /* lanes over anything else are refused */
 	bool staged;            /* a device's memory is taken over tcp, too */
+	bool believes;          /* UCX takes our word for what memory is */
 	bool closing;           /* nothing is received any more */
 	uint32_t n_closing;     /* endpoints in CLOSING that are not stuck */
 	uint32_t n_tell;        /* endpoints with tell_failed */
@@ -115,6 +116,13 @@ int kvp_ucx_lanes_check(struct kvp_net_ep *ep);
 /* net_ucx_device.c */
 /* Does this UCX have what it takes for memory of GPUs? Asked before a context is made. */
 bool kvp_ucx_has_cuda(void);
+/*
+ * Makes UCX take our word for what memory is. Its newer protocols (the default from 1.16 on) look
+ * for themselves, and do not find what was made by the driver's calls for virtual memory: 1.18 and
+ * 1.22 read such a ring on an H200 as the host's, which is the end of the process. False: it does
+ * not say that it will.
+ */
+bool kvp_ucx_believes(ucp_config_t *config);
 int kvp_ucx_device(struct kvp_net *net, const struct kvp_net_memory *memory, const char **word,
 		   char *err, size_t err_bytes);
 /* What UCX is told of memory of ours. */

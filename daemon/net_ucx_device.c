@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <uct/api/uct.h>
 
@@ -35,6 +36,29 @@ bool kvp_ucx_has_cuda(void)
 	return found;
 }
 
+/* The text is UCX's own of the settings that it is going to use. */
+static bool says(const ucp_config_t *config, const char *what)
+{
+	char *text = NULL;
+	size_t bytes = 0;
+	FILE *file = open_memstream(&text, &bytes);
+	bool found;
+
+	if (!file)
+		return false;
+	ucp_config_print(config, file, NULL, UCS_CONFIG_PRINT_CONFIG);
+	found = fclose(file) == 0 && strstr(text, what) != NULL;
+	free(text);
+	return found;
+}
+
+bool kvp_ucx_believes(ucp_config_t *config)
+{
+	/* A setting that UCX does not know is no error to it. */
+	return ucp_config_modify(config, "PROTO_ENABLE", "n") == UCS_OK &&
+	       says(config, "UCX_PROTO_ENABLE=n\n");
+}
+
 int kvp_ucx_device(struct kvp_net *net, const struct kvp_net_memory *memory, const char **word,
 		   char *err, size_t err_bytes)
 {
@@ -54,6 +78,11 @@ int kvp_ucx_device(struct kvp_net *net, const struct kvp_net_memory *memory, con
 			"tcp sends from the host: ucx %s would copy the device's memory there "
 			"piece by piece",
 			version);
+		return -EOPNOTSUPP;
+	}
+	if (!net->believes) {
+		(void)snprintf(err, err_bytes, "ucx %s does not let itself be told what memory is",
+			       version);
 		return -EOPNOTSUPP;
 	}
 	if (ucp_context_query(net->context, &attr) != UCS_OK ||

@@ -485,6 +485,24 @@ Test(net, names_what_is_known_of_this_ucx)
 	node_close(&a);
 }
 
+/* Else it may read the memory of a GPU as the host's. */
+Test(net, ucx_takes_our_word_for_what_memory_is)
+{
+	ucp_config_t *config = NULL;
+	char *text = NULL;
+	size_t bytes = 0;
+	FILE *file = open_memstream(&text, &bytes);
+
+	cr_assert_eq(ucp_config_read(NULL, NULL, &config), UCS_OK);
+	cr_assert_eq(ucp_config_modify(config, "PROTO_ENABLE", "y"), UCS_OK);
+	cr_assert(kvp_ucx_believes(config));
+	ucp_config_print(config, file, NULL, UCS_CONFIG_PRINT_CONFIG);
+	fclose(file);
+	cr_assert(strstr(text, "UCX_PROTO_ENABLE=n"), "%s", text);
+	free(text);
+	ucp_config_release(config);
+}
+
 Test(net, listens_within_its_ports)
 {
 	struct node b = { .place = malloc(BIG) };
