@@ -43,7 +43,7 @@ ibv_port_state_str ibv_wc_status_str
 # librdmacm: what is given back or destroyed is; the port of an id that listens is known
 rdma_ack_cm_event rdma_destroy_event_channel rdma_destroy_id rdma_get_src_port
 # displays and parsers: what they make of nothing is shown as nothing
-open_memstream sscanf ucp_ep_print_info
+open_memstream sscanf ucp_config_print ucp_ep_print_info
 program_invocation_short_name environ
 "
 
