@@ -117,10 +117,11 @@ int kvp_ucx_lanes_check(struct kvp_net_ep *ep);
 /* Does this UCX have what it takes for memory of GPUs? Asked before a context is made. */
 bool kvp_ucx_has_cuda(void);
 /*
- * Makes UCX take our word for what memory is. Its newer protocols (the default from 1.16 on) look
- * for themselves, and do not find what was made by the driver's calls for virtual memory: 1.18 and
- * 1.22 read such a ring on an H200 as the host's, which is the end of the process. False: it does
- * not say that it will.
+ * Makes UCX take our word for what memory is, by its older protocols. The newer ones (the default
+ * from 1.16 on) look for themselves, and do not find what was made by the driver's calls for
+ * virtual memory: 1.18 and 1.22 read such a ring on an H200 as the host's, which is the end of the
+ * process. Over tcp they are also half as fast (docs/benchmarks.md). False: it does not say that it
+ * will.
  */
 bool kvp_ucx_believes(ucp_config_t *config);
 int kvp_ucx_device(struct kvp_net *net, const struct kvp_net_memory *memory, const char **word,

@@ -220,7 +220,7 @@ int kvp_ucx_context_create(struct kvp_net *net, const struct kvp_net_config *con
 	r = config->rdma ? fill_rdma(ucp, config, devices, err, err_bytes)
 			 : config_fill(ucp, config, err, err_bytes);
 	if (r == 0) {
-		net->believes = (config->device || config->staged) && kvp_ucx_believes(ucp);
+		net->believes = kvp_ucx_believes(ucp);
 		status = ucp_init(&params, ucp, &net->context);
 		r = kvp_ucx_errno(status);
 		if (r < 0)
