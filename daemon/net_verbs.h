@@ -78,8 +78,9 @@
 #define KVP_VB_BOUNCES 64u
 #define KVP_VB_REPEAT_NS UINT64_C(50000000)
 #define KVP_VB_CONNECT_NS UINT64_C(5000000000)
-/* A drain that takes longer, and so many looks at an empty queue, ends by the destruction of the
- * queue pair. The looks are for a lane that did not run in the meantime. */
+/* A drain, or an answer about a window, that takes longer, and so many looks at an empty queue, end
+ * by the destruction of the queue pair. The looks are for a lane that did not run in the meantime.
+ */
 #define KVP_VB_DRAIN_NS UINT64_C(1000000000)
 #define KVP_VB_DRAIN_LOOKS 8u
 #define KVP_VB_TICK_NS UINT64_C(10000000)
@@ -188,6 +189,8 @@ struct kvp_vb_binder {
 	struct ibv_cq *cq; /* owned, polled while something is pending */
 	struct ibv_qp *qp; /* owned; NULL: not needed yet, or lost */
 	unsigned n_pending;
+	uint64_t moved_ns; /* last answer, or the first request that waits for one */
+	unsigned looks;    /* at its queue since, which was empty */
 };
 
 struct kvp_vb_rail;

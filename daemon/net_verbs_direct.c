@@ -23,6 +23,8 @@
 #include "daemon/net_verbs.h"
 #include "proto/util.h"
 
+static struct kvp_log_limit log_limit = KVP_LOG_LIMIT(10, 10);
+
 /* Registrations of one grant: each may get the number of one that was taken back. */
 #define KEY_TRIES 8u
 
@@ -153,30 +155,54 @@ static void binder_lost(struct kvp_vb_rail *rail)
 	}
 }
 
+static void binder_answered(struct kvp_vb_rail *rail, const struct ibv_wc *wc)
+{
+	struct kvp_vb_binder *binder = &rail->binder;
+
+	if (wc->status != IBV_WC_SUCCESS) {
+		kvp_log_limited(&log_limit, KVP_LOG_WARNING,
+				"verbs %s: binding a memory window: %s", rail->nic.device,
+				ibv_wc_status_str(wc->status));
+		binder_lost(rail);
+		return;
+	}
+	binder->n_pending--;
+	binder->moved_ns = rail->net->now_ns;
+	binder->looks = 0;
+	window_answered(rail->net, (struct kvp_net_window *)(uintptr_t)wc->wr_id, rail->idx, true);
+}
+
+/* Nothing was in the queue. What is not answered now will not be, and a room would wait for it. */
+static bool binder_silent(struct kvp_vb_rail *rail)
+{
+	struct kvp_vb_binder *binder = &rail->binder;
+
+	binder->looks++;
+	return binder->looks >= KVP_VB_DRAIN_LOOKS &&
+	       rail->net->now_ns - binder->moved_ns >= KVP_VB_DRAIN_NS;
+}
+
 static int binder_turn(struct kvp_vb_rail *rail)
 {
-	static struct kvp_log_limit limit = KVP_LOG_LIMIT(10, 10);
-	struct kvp_vb_binder *binder = &rail->binder;
+	const struct kvp_vb_binder *binder = &rail->binder;
 	struct ibv_wc wc;
-	int n = 0;
+	int n = 0, got = 0;
 
-	while (binder->n_pending > 0 && ibv_poll_cq(binder->cq, 1, &wc) > 0) {
-		n++;
-		if (wc.status == IBV_WC_SUCCESS) {
-			binder->n_pending--;
-			window_answered(rail->net, (struct kvp_net_window *)(uintptr_t)wc.wr_id,
-					rail->idx, true);
-			continue;
-		}
-		kvp_log_limited(&limit, KVP_LOG_WARNING, "verbs %s: binding a memory window: %s",
-				rail->nic.device, ibv_wc_status_str(wc.status));
-		binder_lost(rail);
-	}
-	if (binder->n_pending > 0 && rail->dead) {
-		binder_lost(rail);
+	while (binder->n_pending > 0 && (got = ibv_poll_cq(binder->cq, 1, &wc)) > 0) {
+		binder_answered(rail, &wc);
 		n++;
 	}
-	return n;
+	if (binder->n_pending == 0)
+		return n;
+	if (!rail->dead) {
+		if (got == 0 && !binder_silent(rail))
+			return n;
+		kvp_log_limited(&log_limit, KVP_LOG_WARNING,
+				"verbs %s: binding a memory window: %s", rail->nic.device,
+				got < 0 ? "the queue of answers fails" : "no answer");
+	}
+	binder_lost(rail);
+	return n + 1;
 }
 
 int kvp_vb_direct_turn(struct kvp_net *net)
@@ -376,7 +402,10 @@ static int rail_bind(struct kvp_vb_rail *rail, struct kvp_net_window *window, si
 	if (r < 0)
 		return r;
 
-	rail->binder.n_pending++;
+	if (rail->binder.n_pending++ == 0) {
+		rail->binder.moved_ns = rail->net->now_ns;
+		rail->binder.looks = 0;
+	}
 	window->pending |= 1u << rail->idx;
 	return 0;
 }

@@ -436,6 +436,83 @@ Test(net_direct, a_device_that_refuses)
 	rig_close(&rig);
 }
 
+static int (*true_poll)(struct ibv_cq *cq, int n, struct ibv_wc *wc);
+
+/* Of the queue where windows answer, which has no channel. */
+static int poll_fails(struct ibv_cq *cq, int n, struct ibv_wc *wc)
+{
+	return cq->channel ? true_poll(cq, n, wc) : -1;
+}
+
+/* Steps until the device has answered, or has been taken as one that does not: in how many ms. */
+static uint64_t wait_answer(struct rig *rig, int (*done)(struct rig *rig), int expected)
+{
+	uint64_t since = vp_ms();
+	int r;
+
+	while ((r = done(rig)) == -EAGAIN && vp_ms() - since < 10000)
+		(void)kvp_net_verbs.progress(rig->b.net);
+	cr_assert_eq(r, expected, "%s", strerror(-r));
+	return vp_ms() - since;
+}
+
+static int get_key(struct rig *rig)
+{
+	return kvp_net_verbs.window_key(rig->b.net, rig->window, &rig->key);
+}
+
+static int get_back(struct rig *rig)
+{
+	return kvp_net_verbs.window_close(rig->b.net, rig->window);
+}
+
+/* An answer that never comes, to the request that makes a window or to the one that takes it back:
+ * the window is destroyed, no write goes through it, and the next one works. */
+static void no_answer(bool fails, bool back)
+{
+	struct rig rig;
+	char err[256] = "";
+	uint64_t ms;
+
+	rig_open(&rig);
+	true_poll = rig.b.net->rails[0].context->ops.poll_cq;
+	cr_assert_eq(region_add(&rig, -1, err, sizeof(err)), 0);
+	if (back)
+		window_open(&rig);
+	if (fails)
+		rig.b.net->rails[0].context->ops.poll_cq = poll_fails;
+	else
+		kvp_fake_hold_binds(kvp_fake.n_binds);
+	if (!back) {
+		cr_assert_eq(kvp_net_verbs.window_open(rig.b.net, rig.region, &rig.window), 0);
+		ms = wait_answer(&rig, get_key, -EIO);
+		cr_assert_eq(get_back(&rig), 0);
+	} else {
+		ms = wait_answer(&rig, get_back, 0);
+	}
+	cr_assert(fails || ms >= 900, "%llu ms", (unsigned long long)ms);
+	cr_assert_eq(kvp_fake.n_mws, 0);
+	if (back)
+		expect_refused(&rig, 0);
+	rig.b.net->rails[0].context->ops.poll_cq = true_poll;
+	kvp_fake_hold_binds(UINT64_MAX);
+	window_open(&rig);
+	window_close(&rig);
+	rig_close(&rig);
+}
+
+Test(net_direct, an_answer_that_never_comes)
+{
+	no_answer(false, false);
+	no_answer(false, true);
+}
+
+Test(net_direct, a_queue_of_answers_that_fails)
+{
+	no_answer(true, false);
+	no_answer(true, true);
+}
+
 Test(net_direct, calls_that_make_no_sense)
 {
 	const struct vp_hdr hdr = { .seq = 0 };
