@@ -46,9 +46,12 @@ struct fake_event {
 	STAILQ_ENTRY(fake_event) link;
 };
 
+STAILQ_HEAD(fake_events, fake_event);
+
 struct fake_channel {
 	struct rdma_event_channel channel;
-	STAILQ_HEAD(, fake_event) events;
+	struct fake_events events;
+	struct fake_events late; /* not yet here */
 	unsigned n_ids;
 };
 
@@ -79,6 +82,7 @@ void kvp_fake_cm_reset(void)
 	kvp_fake_cm = (struct kvp_fake_cm){
 		.n_channels = kvp_fake_cm.n_channels,
 		.n_ids = kvp_fake_cm.n_ids,
+		.n_late = kvp_fake_cm.n_late,
 	};
 }
 
@@ -157,6 +161,26 @@ static void vanish(struct fake_id *id)
 	end(id);
 }
 
+/* The kernel keeps the order of what an id is told. */
+static bool is_late(const struct fake_channel *channel, const struct fake_event *made,
+		    uint64_t number)
+{
+	const struct fake_event *late;
+
+	STAILQ_FOREACH (late, &channel->late, link) {
+		if (late->event.id == made->event.id)
+			return true;
+	}
+	return number == kvp_fake_cm.late_at;
+}
+
+static void bring(struct fake_channel *channel, struct fake_event *made)
+{
+	if (STAILQ_EMPTY(&channel->events))
+		show(channel, true);
+	STAILQ_INSERT_TAIL(&channel->events, made, link);
+}
+
 static void say_of(struct fake_id *of, struct fake_id *id, enum rdma_cm_event_type type,
 		   const struct words *words)
 {
@@ -185,9 +209,30 @@ static void say_of(struct fake_id *of, struct fake_id *id, enum rdma_cm_event_ty
 			vanish(id);
 		return;
 	}
-	if (STAILQ_EMPTY(&channel->events))
-		show(channel, true);
-	STAILQ_INSERT_TAIL(&channel->events, made, link);
+	if (!is_late(channel, made, number)) {
+		bring(channel, made);
+		return;
+	}
+	STAILQ_INSERT_TAIL(&channel->late, made, link);
+	kvp_fake_cm.n_late++;
+}
+
+void kvp_fake_cm_release(void)
+{
+	LOCKED();
+	struct fake_id *id;
+
+	LIST_FOREACH(id, &ids, link)
+	{
+		struct fake_channel *channel = channel_of(id);
+		struct fake_event *late;
+
+		while ((late = STAILQ_FIRST(&channel->late))) {
+			STAILQ_REMOVE_HEAD(&channel->late, link);
+			kvp_fake_cm.n_late--;
+			bring(channel, late);
+		}
+	}
 }
 
 static void say(struct fake_id *to, enum rdma_cm_event_type type)
@@ -239,6 +284,7 @@ struct rdma_event_channel *rdma_create_event_channel(void)
 
 	assert(channel);
 	STAILQ_INIT(&channel->events);
+	STAILQ_INIT(&channel->late);
 	channel->channel.fd = eventfd(0, EFD_CLOEXEC);
 	assert(channel->channel.fd >= 0);
 	kvp_fake_cm.n_channels++;
@@ -251,7 +297,7 @@ void rdma_destroy_event_channel(struct rdma_event_channel *ours)
 	struct fake_channel *channel = KVP_CONTAINER_OF(ours, struct fake_channel, channel);
 
 	assert(channel->n_ids == 0);
-	assert(STAILQ_EMPTY(&channel->events));
+	assert(STAILQ_EMPTY(&channel->events) && STAILQ_EMPTY(&channel->late));
 	(void)close(channel->channel.fd);
 	free(channel);
 	kvp_fake_cm.n_channels--;
@@ -298,35 +344,52 @@ static void tell_peer(struct fake_id *id)
 		say_of(peer, peer, RDMA_CM_EVENT_REJECTED, &nothing);
 }
 
-static void drop_events(struct fake_id *id)
+/* How many. */
+static uint32_t drop_from(struct fake_events *events, struct fake_id *id)
 {
-	struct fake_channel *channel = channel_of(id);
 	struct fake_event *made, *next;
-	bool had = !STAILQ_EMPTY(&channel->events);
+	uint32_t n = 0;
 
-	for (made = STAILQ_FIRST(&channel->events); made; made = next) {
+	for (made = STAILQ_FIRST(events); made; made = next) {
 		next = STAILQ_NEXT(made, link);
 		if (made->of != id && made->event.id != &id->id)
 			continue;
-		STAILQ_REMOVE(&channel->events, made, fake_event, link);
+		STAILQ_REMOVE(events, made, fake_event, link);
 		free(made);
+		n++;
 	}
-	if (had && STAILQ_EMPTY(&channel->events))
+	return n;
+}
+
+static void drop_events(struct fake_id *id)
+{
+	struct fake_channel *channel = channel_of(id);
+
+	if (drop_from(&channel->events, id) > 0 && STAILQ_EMPTY(&channel->events))
 		show(channel, false);
+	kvp_fake_cm.n_late -= drop_from(&channel->late, id);
+}
+
+static struct fake_id *asked_in(const struct fake_events *events, const struct fake_id *listener)
+{
+	const struct fake_event *made;
+
+	STAILQ_FOREACH (made, events, link) {
+		if (made->of == listener && made->event.event == RDMA_CM_EVENT_CONNECT_REQUEST)
+			return fake_of(made->event.id);
+	}
+	return NULL;
 }
 
 /* Requests that were never fetched go with who listens. */
 static void drop_asked(const struct fake_id *listener)
 {
-	const struct fake_event *made;
+	const struct fake_channel *channel = channel_of(listener);
+	struct fake_id *asked;
 
-again:
-	STAILQ_FOREACH (made, &channel_of(listener)->events, link) {
-		if (made->of == listener && made->event.event == RDMA_CM_EVENT_CONNECT_REQUEST) {
-			end(fake_of(made->event.id));
-			goto again;
-		}
-	}
+	while ((asked = asked_in(&channel->events, listener)) ||
+	       (asked = asked_in(&channel->late, listener)))
+		end(asked);
 }
 
 static void end(struct fake_id *id)

@@ -17,10 +17,14 @@ struct kvp_fake_cm {
 	/* The event with that number (from 1, since the reset) never comes, or tells of a failure
 	 * in its place; of a request, the words are others. 0: none. */
 	uint64_t lose_at, spoil_at;
+	/* The event with that number, and all behind it of the same id, wait for
+	 * kvp_fake_cm_release(); 0: none. */
+	uint64_t late_at;
 	bool unreachable; /* no request arrives anywhere */
 	/* What has happened. */
 	uint64_t n_events; /* that were to come */
 	uint32_t n_channels, n_ids;
+	uint32_t n_late; /* that wait */
 };
 
 extern struct kvp_fake_cm kvp_fake_cm; /* for when no other thread runs */
@@ -30,5 +34,7 @@ void kvp_fake_cm_reset(void);
 /* An event of the id, with these words as private data (NULL: none), whatever its state is. */
 void kvp_fake_cm_say(struct rdma_cm_id *id, enum rdma_cm_event_type type, const void *data,
 		     size_t bytes);
+/* Any thread: what is late comes now. */
+void kvp_fake_cm_release(void);
 /* Any thread: a copy of kvp_fake_cm. */
 struct kvp_fake_cm kvp_fake_cm_look(void);
