@@ -923,6 +923,8 @@ Test(session, too_few_descriptors_are_named_at_start)
 {
 	struct support_daemon daemon;
 
+	if (getenv("KVP_WRAP")) /* valgrind needs more itself; .ci/run has it in other stages */
+		cr_skip_test("under valgrind a process does not start with 24 descriptors");
 	support_daemon_prepare(&daemon, "[client]\nmax_sessions = 100\n");
 	cr_assert_eq(start_with_files(&daemon, 24, 24), 1);
 	cr_assert(
