@@ -353,8 +353,8 @@ static void session_over(struct kvp_peer *peer)
 
 	if (peers->events.down && (peer->was_up || peer->outgoing))
 		peers->events.down(peers->events_arg, peer, peer->end_status, peer->reason);
+	kvp_peer_unadmit(peer); /* first, or the peer opens what nobody ends */
 	kvp_peer_end_endpoints(peer);
-	kvp_peer_unadmit(peer);
 	if (!peer->outgoing || peer->holders == 0) {
 		kvp_peer_destroy(peer);
 		return;

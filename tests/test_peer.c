@@ -21,6 +21,8 @@ struct kvp_lane {
 	struct kvp_board *board;
 	uint64_t ended;
 	uint64_t number; /* of the last endpoint's session */
+	const struct kvp_admits *admits;
+	bool open_at_end; /* its session could still open something when it was to end */
 };
 
 void kvp_lane_order(struct kvp_lane *lane, struct kvp_order *order)
@@ -34,6 +36,7 @@ void kvp_lane_order(struct kvp_lane *lane, struct kvp_order *order)
 		free(add->addr);
 	} else {
 		lane->ends++;
+		lane->open_at_end = kvp_admits_has(lane->admits, lane->number);
 		lane->ended = ((struct kvp_order_id *)order)->id;
 	}
 	free(order);
@@ -111,6 +114,7 @@ static void node_start(struct node *node, uint8_t id, const char *listen)
 	node->lanes[0] = &node->lane;
 	node->admits = kvp_admits_create(8);
 	cr_assert(node->admits);
+	node->lane.admits = node->admits;
 	config = (struct kvp_peers_config){ &loop, &node->config, node->incarnation, node->lanes,
 					    1,     node->admits };
 	cr_assert_eq(kvp_peers_create(&node->peers, &config, err, sizeof(err)), 0, "%s", err);
@@ -913,6 +917,7 @@ Test(peer, endpoints_end_with_the_session)
 	cr_assert(strstr(a.why, "port 1 is down"), "%s", a.why);
 	cr_assert_eq(a.lane.ends, 1u);
 	cr_assert_eq(a.lane.ended, ep);
+	cr_assert_not(a.lane.open_at_end, "the peer may open what nobody ends");
 	/* It is dialled again, with an endpoint of its own. */
 	cr_assert(until(&a.ups, 2));
 	kvp_peer_put(peer);
