@@ -233,7 +233,7 @@ struct kvp_vb_refusal {
 struct kvp_vb_rail {
 	struct kvp_net *net; /* borrowed, outlives it */
 	struct kvp_vb_binder binder;
-	uint32_t old_keys[KVP_VB_OLD_KEYS]; /* of dma-bufs, taken back of late; a ring */
+	uint32_t old_keys[KVP_VB_OLD_KEYS]; /* of dma-bufs and windows, of late; a ring */
 	unsigned n_old_keys;                /* ever put into it */
 	unsigned idx;
 	struct kvp_nic nic;

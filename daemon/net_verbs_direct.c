@@ -110,16 +110,21 @@ static int binder_open(struct kvp_vb_rail *rail)
 	return r;
 }
 
+static void take_back(struct kvp_vb_rail *rail, uint32_t key)
+{
+	rail->old_keys[rail->n_old_keys++ % KVP_VB_OLD_KEYS] = key;
+}
+
 static void window_lose(struct kvp_net *net, struct kvp_net_window *window)
 {
 	/* Calls that return when it is so: no write goes through from here on. */
 	for (unsigned i = 0; i < KVP_VB_RAILS; i++) {
-		if (window->mw[i])
+		if (window->mw[i]) {
+			take_back(&net->rails[i], window->mw[i]->rkey);
 			(void)ibv_dealloc_mw(window->mw[i]);
+		}
 		if (window->mr[i]) {
-			struct kvp_vb_rail *rail = &net->rails[i];
-
-			rail->old_keys[rail->n_old_keys++ % KVP_VB_OLD_KEYS] = window->mr[i]->rkey;
+			take_back(&net->rails[i], window->mr[i]->rkey);
 			(void)ibv_dereg_mr(window->mr[i]);
 		}
 		window->mw[i] = NULL;
@@ -377,6 +382,43 @@ static void window_put(struct kvp_net *net, struct kvp_net_window *window)
 	TAILQ_INSERT_HEAD(&net->idle_windows, window, link);
 }
 
+/* Taken back; `apart` are the bits in which keys of one and the same may differ. */
+static bool is_old_key(const struct kvp_vb_rail *rail, uint32_t key, uint32_t apart)
+{
+	for (unsigned i = 0; i < KVP_MIN(rail->n_old_keys, KVP_VB_OLD_KEYS); i++) {
+		if (((rail->old_keys[i] ^ key) & ~apart) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* Each binding changes the low byte of a window's key, so one with the number of one that was lost
+ * would come by all of its keys. Such a one is kept until there is another. */
+static int window_anew(const struct kvp_vb_rail *rail, struct ibv_mw **out)
+{
+	struct ibv_mw *mw = NULL, *old[KEY_TRIES];
+	unsigned n = 0;
+
+	while (n < KEY_TRIES) {
+		mw = ibv_alloc_mw(rail->pd, IBV_MW_TYPE_1);
+		if (!mw || !is_old_key(rail, mw->rkey, 0xff))
+			break;
+		old[n++] = mw;
+		mw = NULL;
+		errno = EADDRINUSE; /* if this was the last try */
+	}
+	while (n > 0) {
+		int saved = errno;
+
+		(void)ibv_dealloc_mw(old[--n]); /* it was never bound */
+		errno = saved;
+	}
+	if (!mw)
+		return errno_or(-EIO);
+	*out = mw;
+	return 0;
+}
+
 /* Binds it on one rail to so many bytes of its region; 0 bytes: takes it back. */
 static int rail_bind(struct kvp_vb_rail *rail, struct kvp_net_window *window, size_t bytes)
 {
@@ -392,11 +434,8 @@ static int rail_bind(struct kvp_vb_rail *rail, struct kvp_net_window *window, si
 	};
 	int r = binder_open(rail);
 
-	if (r == 0 && !window->mw[rail->idx]) {
-		window->mw[rail->idx] = ibv_alloc_mw(rail->pd, IBV_MW_TYPE_1);
-		if (!window->mw[rail->idx])
-			r = errno_or(-EIO);
-	}
+	if (r == 0 && !window->mw[rail->idx])
+		r = window_anew(rail, &window->mw[rail->idx]);
 	if (r == 0)
 		r = -abs(ibv_bind_mw(rail->binder.qp, window->mw[rail->idx], &bind));
 	if (r < 0)
@@ -445,15 +484,6 @@ static int window_bind(struct kvp_net *net, struct kvp_net_window *window, bool 
 	return 0;
 }
 
-static bool is_old_key(const struct kvp_vb_rail *rail, uint32_t key)
-{
-	for (unsigned i = 0; i < KVP_MIN(rail->n_old_keys, KVP_VB_OLD_KEYS); i++) {
-		if (rail->old_keys[i] == key)
-			return true;
-	}
-	return false;
-}
-
 /* Devices give a number again that has become free, and a write with the key of a grant that was
  * taken back may still be on its way: such a registration is kept until there is another. */
 static struct ibv_mr *register_anew(const struct kvp_vb_rail *rail,
@@ -465,7 +495,7 @@ static struct ibv_mr *register_anew(const struct kvp_vb_rail *rail,
 	while (n < KEY_TRIES) {
 		mr = dmabuf_register(rail, region,
 				     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
-		if (!mr || !is_old_key(rail, mr->rkey))
+		if (!mr || !is_old_key(rail, mr->rkey, 0))
 			break;
 		old[n++] = mr;
 		mr = NULL;

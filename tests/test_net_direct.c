@@ -384,6 +384,32 @@ Test(net_direct, a_made_up_key)
 	rig_close(&rig);
 }
 
+/* A window that the device did not take back is gone, and its key for good. */
+Test(net_direct, the_key_of_a_lost_window_is_not_given_again)
+{
+	struct kvp_net_key old;
+	struct rig rig;
+	char err[256];
+
+	rig_open(&rig);
+	cr_assert_eq(region_add(&rig, -1, err, sizeof(err)), 0, "%s", err);
+	window_open(&rig);
+	old = rig.key;
+	kvp_fake.fail_binding = true;
+	window_close(&rig);
+	kvp_fake.fail_binding = false;
+	cr_assert_eq(kvp_fake.n_mws, 0, "it was not lost");
+	window_open(&rig);
+	cr_assert_neq(memcmp(&old, &rig.key, sizeof(old)), 0);
+	for (unsigned i = 0; i < 255; i++) {
+		window_close(&rig);
+		window_open(&rig);
+		cr_assert_neq(memcmp(&old, &rig.key, sizeof(old)), 0);
+	}
+	window_close(&rig);
+	rig_close(&rig);
+}
+
 /* Until the device has answered there is no key, and a window cannot be taken back. */
 Test(net_direct, a_slow_device)
 {
