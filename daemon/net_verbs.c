@@ -143,7 +143,9 @@ static int take_events(struct kvp_net *net)
 	int n = 0;
 
 	for (unsigned i = 0; i < net->n_rails; i++)
-		n += kvp_vb_rail_events(&net->rails[i]) + kvp_vb_cm_events(&net->rails[i]);
+		n += kvp_vb_rail_events(&net->rails[i]);
+	for (unsigned i = 0; i < net->n_rails; i++)
+		n += kvp_vb_cm_events(&net->rails[i]);
 	return n;
 }
 
@@ -197,12 +199,12 @@ static int verbs_progress(struct kvp_net *net)
 		n += disarm(net);
 	flush(net);
 	n += poll_completions(net);
-	n += kvp_vb_turn_calls(net);
 	n += kvp_vb_direct_turn(net);
 	if (net->now_ns - net->tick_ns >= KVP_VB_TICK_NS)
 		n += tick(net);
-	else if (net->config.rdma_cm && net->n_connecting + net->n_draining > 0)
+	else if (net->config.rdma_cm && net->n_connecting + net->n_draining + net->n_calls > 0)
 		n += take_events(net); /* also whether the port is down, before an id is dropped */
+	n += kvp_vb_turn_calls(net);
 	n += kvp_vb_tell_sent(net);
 	n += kvp_vb_turn_conns(net);
 	kvp_vb_turn_ins(net);

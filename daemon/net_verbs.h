@@ -225,10 +225,19 @@ enum kvp_vb_state {
 struct kvp_vb_refusal {
 	struct kvp_vb_call call;
 	struct ibv_ah_attr way;
-	struct ibv_ah *ah; /* owned */
+	struct ibv_ah *ah;  /* owned */
+	struct ibv_ah *old; /* owned: of the last one, which is over by now */
 	struct kvp_vb_datagram datagram;
 	struct kvp_vb_end end;
 };
+
+/* An id of librdmacm that is nobody's any more. */
+struct kvp_vb_id {
+	struct kvp_vb_call call;
+	struct rdma_cm_id *id; /* owned */
+	SLIST_ENTRY(kvp_vb_id) link;
+};
+SLIST_HEAD(kvp_vb_ids, kvp_vb_id);
 
 struct kvp_vb_rail {
 	struct kvp_net *net; /* borrowed, outlives it */
@@ -253,8 +262,7 @@ struct kvp_vb_rail {
 	uint64_t ud_failed_ns;         /* when it was found failed; 0: it is not */
 	struct rdma_event_channel *cm; /* NULL: connections are made by datagrams */
 	struct rdma_cm_id *listener;
-	struct rdma_cm_id *parked[KVP_VB_CONNS]; /* to be destroyed when the port is up */
-	unsigned n_parked;
+	struct kvp_vb_ids parked; /* owned: to be destroyed when the port is up */
 	uint16_t cm_port;
 	uint32_t n_conns, n_conns_max; /* what the completion queue has room for */
 	uint32_t n_by_state[KVP_VB_STATES];
@@ -268,9 +276,10 @@ struct kvp_vb_rail {
 
 /* What a connection needs to come up, for its call. */
 struct kvp_vb_plan {
-	struct ibv_ah_attr way;
-	bool join; /* the peer's queue pair is known */
+	struct ibv_ah_attr way; /* for datagrams */
+	bool join;              /* the peer's queue pair is known */
 	struct ibv_qp_attr rtr, rts;
+	int rtr_mask, rts_mask;
 	uint32_t credits; /* the peer's receives */
 	int status;       /* how it went */
 };
@@ -610,8 +619,8 @@ void kvp_vb_conn_ask(struct kvp_vb_conn *conn);
 /* Brings the queue pair up against the peer's, which the datagram describes. Who was asked answers
  * then, or rejects. */
 void kvp_vb_conn_join(struct kvp_vb_conn *conn, const struct kvp_vb_datagram *peer);
-/* The queue pair is up. */
-void kvp_vb_conn_opened(struct kvp_vb_conn *conn);
+/* The same for who has filled the plan. No call is out. */
+void kvp_vb_conn_set_up(struct kvp_vb_conn *conn);
 /* Loses the connection: it drains. */
 void kvp_vb_conn_fail(struct kvp_vb_conn *conn, int status);
 /* The same, without a word: nobody has lost anything. */
@@ -692,12 +701,17 @@ struct ibv_ah_attr kvp_vb_way(const struct kvp_vb_rail *rail, const struct kvp_v
 /* net_verbs_cm.c: the same by librdmacm */
 int kvp_vb_cm_init(struct kvp_vb_rail *rail);
 void kvp_vb_cm_fini(struct kvp_vb_rail *rail);
-/* The id of a connection that is gone. */
+/* The id of a connection that is gone. It is destroyed on the rail's thread. */
 void kvp_vb_cm_drop(struct kvp_vb_rail *rail, struct rdma_cm_id *id);
 /* Those that waited for the port. */
 void kvp_vb_cm_drop_parked(struct kvp_vb_rail *rail);
 int kvp_vb_cm_connect(struct kvp_vb_conn *conn);
+/* Who is asked brings the queue pair up, and says so then. */
 int kvp_vb_cm_accept(struct kvp_vb_conn *conn);
+/* The queue pair is up: says so to the peer. */
+int kvp_vb_cm_joined(struct kvp_vb_conn *conn);
+/* Says no to who asked for this connection. */
+void kvp_vb_cm_refuse(const struct kvp_vb_conn *conn, int status);
 /* How many events there were. */
 int kvp_vb_cm_events(struct kvp_vb_rail *rail);
 

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/net_verbs.h"
@@ -42,6 +43,7 @@ struct cm_answer {
 struct cm_event {
 	enum rdma_cm_event_type type;
 	struct rdma_cm_id *id;
+	void *context; /* of the id, which the rail's thread may destroy from then on */
 	int status;
 	unsigned bytes;
 	_Alignas(8) uint8_t data[256];
@@ -78,33 +80,40 @@ static void gid_of(const struct sockaddr *addr, uint8_t gid[16])
 
 /* ---- states */
 
-static int modify(struct kvp_vb_conn *conn, enum ibv_qp_state state)
+static int plan_state(struct kvp_vb_conn *conn, struct ibv_qp_attr *attr, int *mask)
 {
 	const struct kvp_net_verbs_config *config = &conn->net->config;
-	struct ibv_qp_attr attr = { .qp_state = state };
-	int mask;
 
-	if (rdma_init_qp_attr(conn->cm, &attr, &mask) < 0)
+	if (rdma_init_qp_attr(conn->cm, attr, mask) < 0)
 		return -errno;
 	/* What the configuration says goes before what was agreed upon. */
-	attr.path_mtu = KVP_MIN(attr.path_mtu, conn->rail->nic.mtu);
-	attr.min_rnr_timer = config->rnr_timer;
-	attr.timeout = config->timeout;
-	attr.retry_cnt = config->retry_count;
-	attr.rnr_retry = 6;
-	attr.ah_attr.sl = config->service_level;
-	attr.ah_attr.grh.traffic_class = config->traffic_class;
-	return -ibv_modify_qp(conn->ibv, &attr, mask);
+	attr->path_mtu = KVP_MIN(attr->path_mtu, conn->rail->nic.mtu);
+	attr->min_rnr_timer = config->rnr_timer;
+	attr->timeout = config->timeout;
+	attr->retry_cnt = config->retry_count;
+	attr->rnr_retry = 6;
+	attr->ah_attr.sl = config->service_level;
+	attr->ah_attr.grh.traffic_class = config->traffic_class;
+	return 0;
 }
 
-static int bring_up(struct kvp_vb_conn *conn)
+/* The kernel asks once more where the peer is, so this is a call that may wait. */
+static int bring_up(struct kvp_vb_conn *conn, uint32_t credits)
 {
-	int r = modify(conn, IBV_QPS_RTR);
+	struct kvp_vb_plan *plan = &conn->plan;
+	int r;
 
+	*plan = (struct kvp_vb_plan){
+		.join = true,
+		.rtr = { .qp_state = IBV_QPS_RTR },
+		.rts = { .qp_state = IBV_QPS_RTS },
+		.credits = credits,
+	};
+	r = plan_state(conn, &plan->rtr, &plan->rtr_mask);
 	if (r == 0)
-		r = modify(conn, IBV_QPS_RTS);
+		r = plan_state(conn, &plan->rts, &plan->rts_mask);
 	if (r == 0)
-		kvp_vb_conn_opened(conn);
+		kvp_vb_conn_set_up(conn);
 	return r;
 }
 
@@ -161,21 +170,15 @@ static int ask(struct kvp_vb_conn *conn)
 static int answered(struct kvp_vb_conn *conn, const struct cm_event *event)
 {
 	struct cm_answer answer;
-	int r;
 
+	if (conn->call.out)
+		return 0; /* it joins already */
 	if (event->bytes < sizeof(answer))
 		return -EPROTO;
 	memcpy(&answer, event->data, sizeof(answer));
 	if (answer.magic != CM_MAGIC || answer.version != CM_VERSION)
 		return -EPROTO;
-	r = bring_up(conn);
-	if (r == 0 && rdma_establish(conn->cm) < 0)
-		r = -errno;
-	if (r < 0)
-		return r;
-	conn->credits = KVP_MIN(answer.receives, KVP_VB_CREDITS_MAX);
-	kvp_vb_ep_up(conn);
-	return 0;
+	return bring_up(conn, KVP_MIN(answer.receives, KVP_VB_CREDITS_MAX));
 }
 
 static int rejected(const struct kvp_vb_conn *conn, const struct cm_event *event)
@@ -214,24 +217,47 @@ static int take_request(struct kvp_vb_rail *rail, struct rdma_cm_id *id,
 
 int kvp_vb_cm_accept(struct kvp_vb_conn *conn)
 {
+	conn->cm->context = (void *)(uintptr_t)conn->tag; /* what it says is the connection's */
+	return bring_up(conn, 0);
+}
+
+static int say_yes(struct kvp_vb_conn *conn)
+{
 	const struct cm_answer answer = {
 		.magic = CM_MAGIC,
 		.version = CM_VERSION,
 		.receives = conn->n_recv,
 	};
 	struct rdma_conn_param param = param_of(conn, &answer, sizeof(answer));
-	int r = bring_up(conn);
 
-	if (r < 0)
-		return r;
-	conn->cm->context = (void *)(uintptr_t)conn->tag;
-	return rdma_accept(conn->cm, &param) < 0 ? -errno : 0;
+	return rdma_accept(conn->cm, &param);
+}
+
+int kvp_vb_cm_joined(struct kvp_vb_conn *conn)
+{
+	return (conn->in ? say_yes(conn) : rdma_establish(conn->cm)) < 0 ? -errno : 0;
+}
+
+static void say_no(struct kvp_net *net, struct rdma_cm_id *id, int status)
+{
+	const struct cm_answer answer = {
+		.magic = CM_MAGIC,
+		.version = CM_VERSION,
+		.status = (uint32_t)-status,
+	};
+
+	net->rejects++;
+	(void)rdma_reject(id, &answer, sizeof(answer)); /* else it runs into its time limit */
+}
+
+void kvp_vb_cm_refuse(const struct kvp_vb_conn *conn, int status)
+{
+	say_no(conn->net, conn->cm, status);
 }
 
 static void on_request(struct kvp_vb_rail *rail, const struct cm_event *event)
 {
 	struct kvp_net *net = rail->net;
-	struct cm_answer answer = { .magic = CM_MAGIC, .version = CM_VERSION };
 	struct cm_request request;
 	int r = -EPROTO;
 
@@ -243,11 +269,8 @@ static void on_request(struct kvp_vb_rail *rail, const struct cm_event *event)
 	if (r == 0)
 		return;
 
-	answer.status = (uint32_t)-r;
-	net->rejects++;
-	(void)rdma_reject(event->id, &answer,
-			  sizeof(answer)); /* else it runs into its time limit */
-	(void)rdma_destroy_id(event->id);
+	say_no(net, event->id, r);
+	kvp_vb_cm_drop(rail, event->id);
 }
 
 /* ---- events */
@@ -308,6 +331,7 @@ int kvp_vb_cm_events(struct kvp_vb_rail *rail)
 		struct cm_event event = {
 			.type = given->event,
 			.id = given->id,
+			.context = given->id->context,
 			.status = given->status,
 			.bytes = given->param.conn.private_data_len,
 		};
@@ -323,7 +347,7 @@ int kvp_vb_cm_events(struct kvp_vb_rail *rail)
 			on_request(rail, &event);
 			continue;
 		}
-		conn = kvp_vb_conn_find(rail->net, (uint32_t)(uintptr_t)event.id->context);
+		conn = kvp_vb_conn_find(rail->net, (uint32_t)(uintptr_t)event.context);
 		if (conn && conn->cm == event.id)
 			on_conn(conn, &event);
 	}
@@ -356,21 +380,58 @@ int kvp_vb_cm_init(struct kvp_vb_rail *rail)
 /* The end of an id tells the peer, by a datagram of the kernel's own queue pair. While the port is
  * down it could not leave, and after a datagram that could not leave soft RoCE's never receives
  * anything again: nobody would be connected any more until the device is made anew. */
+static bool is_parked(const struct kvp_vb_rail *rail)
+{
+	return rail->port_down && !rail->dead && !rail->net->closing;
+}
+
+/* On the rail's thread: who destroys an id waits for what is said of it, and until all events of it
+ * were given back. */
+static void destroy_id(struct kvp_vb_call *call)
+{
+	(void)rdma_destroy_id(KVP_CONTAINER_OF(call, struct kvp_vb_id, call)->id);
+}
+
+static void id_over(struct kvp_vb_call *call)
+{
+	free(KVP_CONTAINER_OF(call, struct kvp_vb_id, call));
+}
+
+static void end_id(struct kvp_vb_rail *rail, struct kvp_vb_id *ended)
+{
+	ended->call.what = "the end of a connection's id";
+	ended->call.run = destroy_id;
+	ended->call.done = id_over;
+	kvp_vb_call(rail, &ended->call);
+}
+
 void kvp_vb_cm_drop(struct kvp_vb_rail *rail, struct rdma_cm_id *id)
 {
-	if (rail->port_down && !rail->dead && !rail->net->closing &&
-	    rail->n_parked < KVP_ARRAY_SIZE(rail->parked))
-		rail->parked[rail->n_parked++] = id;
+	struct kvp_vb_id *ended = calloc(1, sizeof(*ended));
+
+	if (!ended) {
+		(void)rdma_destroy_id(
+			id); /* no event of it is kept; without memory the lane waits */
+		return;
+	}
+	ended->id = id;
+	if (is_parked(rail))
+		SLIST_INSERT_HEAD(&rail->parked, ended, link);
 	else
-		(void)rdma_destroy_id(id); /* no event of it is kept */
+		end_id(rail, ended);
 }
 
 void kvp_vb_cm_drop_parked(struct kvp_vb_rail *rail)
 {
-	while (rail->n_parked > 0)
-		(void)rdma_destroy_id(rail->parked[--rail->n_parked]);
+	struct kvp_vb_id *ended;
+
+	while ((ended = SLIST_FIRST(&rail->parked))) {
+		SLIST_REMOVE_HEAD(&rail->parked, link);
+		end_id(rail, ended);
+	}
 }
 
+/* No call is out, and what is called from now on is done at once. */
 void kvp_vb_cm_fini(struct kvp_vb_rail *rail)
 {
 	kvp_vb_cm_drop_parked(rail);

@@ -253,20 +253,14 @@ static void set_up(struct kvp_vb_call *call)
 	struct kvp_vb_plan *plan = &conn->plan;
 	int r = 0;
 
-	if (!conn->ah) {
+	if (!conn->ah && !conn->cm) {
 		conn->ah = ibv_create_ah(conn->rail->pd, &plan->way);
 		r = conn->ah ? 0 : errno;
 	}
 	if (r == 0 && plan->join)
-		r = ibv_modify_qp(conn->ibv, &plan->rtr,
-				  IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-					  IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-					  IBV_QP_MIN_RNR_TIMER);
+		r = ibv_modify_qp(conn->ibv, &plan->rtr, plan->rtr_mask);
 	if (r == 0 && plan->join)
-		r = ibv_modify_qp(conn->ibv, &plan->rts,
-				  IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-					  IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-					  IBV_QP_MAX_QP_RD_ATOMIC);
+		r = ibv_modify_qp(conn->ibv, &plan->rts, plan->rts_mask);
 	plan->status = -r;
 }
 
@@ -276,36 +270,50 @@ static void not_set_up(struct kvp_vb_conn *conn, int status)
 		kvp_vb_conn_fail(conn, status);
 		return;
 	}
-	kvp_vb_ud_refuse(conn, status);
+	if (conn->cm)
+		kvp_vb_cm_refuse(conn, status);
+	else
+		kvp_vb_ud_refuse(conn, status);
 	kvp_vb_conn_leave(conn); /* the peer knows nothing of it */
+}
+
+static void opened(struct kvp_vb_conn *conn)
+{
+	conn->net->n_connecting--;
+	conn->opened = true;
+	set_state(conn, KVP_VB_OPEN);
+	conn->since_ns = conn->tried_ns = conn->used_ns = conn->moved_ns = conn->net->now_ns;
+	if (conn->in)
+		return;
+	conn->credits = conn->plan.credits;
+	kvp_vb_ep_up(conn);
 }
 
 static void was_set_up(struct kvp_vb_call *call)
 {
 	struct kvp_vb_conn *conn = KVP_CONTAINER_OF(call, struct kvp_vb_conn, call);
+	int r = conn->plan.status;
 
 	if (conn->state == KVP_VB_FAILED) { /* meanwhile */
 		kvp_qp_fail(&conn->qp, conn->status);
 		return;
 	}
-	if (conn->plan.status < 0) {
-		not_set_up(conn, conn->plan.status);
+	if (r == 0 && conn->cm)
+		r = kvp_vb_cm_joined(conn);
+	if (r < 0) {
+		not_set_up(conn, r);
 		return;
 	}
 	if (conn->plan.join)
-		kvp_vb_conn_opened(conn);
-	if (conn->in || !conn->plan.join) {
+		opened(conn);
+	if (!conn->cm && (conn->in || !conn->plan.join)) {
 		kvp_vb_ud_send(conn, conn->in ? KVP_VB_REPLY : KVP_VB_REQUEST);
 		conn->repeat_ns = conn->net->now_ns + KVP_VB_REPEAT_NS;
-		return;
 	}
-	conn->credits = conn->plan.credits;
-	kvp_vb_ep_up(conn);
 }
 
-static void call_set_up(struct kvp_vb_conn *conn)
+void kvp_vb_conn_set_up(struct kvp_vb_conn *conn)
 {
-	conn->plan.way = kvp_vb_way(conn->rail, &conn->to);
 	conn->call.what = "the way to a peer";
 	conn->call.run = set_up;
 	conn->call.done = was_set_up;
@@ -314,7 +322,8 @@ static void call_set_up(struct kvp_vb_conn *conn)
 
 void kvp_vb_conn_ask(struct kvp_vb_conn *conn)
 {
-	call_set_up(conn);
+	conn->plan.way = kvp_vb_way(conn->rail, &conn->to);
+	kvp_vb_conn_set_up(conn);
 }
 
 void kvp_vb_conn_join(struct kvp_vb_conn *conn, const struct kvp_vb_datagram *peer)
@@ -325,6 +334,7 @@ void kvp_vb_conn_join(struct kvp_vb_conn *conn, const struct kvp_vb_datagram *pe
 		return; /* it joins already */
 
 	conn->plan = (struct kvp_vb_plan){
+		.way = kvp_vb_way(conn->rail, &conn->to),
 		.join = true,
 		.rtr = {
 			.qp_state = IBV_QPS_RTR,
@@ -343,17 +353,13 @@ void kvp_vb_conn_join(struct kvp_vb_conn *conn, const struct kvp_vb_datagram *pe
 			.sq_psn = conn->psn,
 			.max_rd_atomic = 0,
 		},
+		.rtr_mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+			    IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+		.rts_mask = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+			    IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
 		.credits = KVP_MIN(peer->receives, KVP_VB_CREDITS_MAX),
 	};
-	call_set_up(conn);
-}
-
-void kvp_vb_conn_opened(struct kvp_vb_conn *conn)
-{
-	conn->net->n_connecting--;
-	conn->opened = true;
-	set_state(conn, KVP_VB_OPEN);
-	conn->since_ns = conn->tried_ns = conn->used_ns = conn->moved_ns = conn->net->now_ns;
+	kvp_vb_conn_set_up(conn);
 }
 
 static void log_loss(const struct kvp_vb_conn *conn, int status)

@@ -138,6 +138,8 @@ static void find_way(struct kvp_vb_call *call)
 {
 	struct kvp_vb_refusal *refusal = KVP_CONTAINER_OF(call, struct kvp_vb_refusal, call);
 
+	if (refusal->old)
+		(void)ibv_destroy_ah(refusal->old);
 	refusal->ah = ibv_create_ah(call->rail->pd, &refusal->way);
 }
 
@@ -146,10 +148,8 @@ static void send_refusal(struct kvp_vb_call *call)
 	struct kvp_vb_refusal *refusal = KVP_CONTAINER_OF(call, struct kvp_vb_refusal, call);
 	struct kvp_vb_rail *rail = call->rail;
 
-	if (rail->reject_ah)
-		(void)ibv_destroy_ah(rail->reject_ah);
 	rail->reject_ah = refusal->ah;
-	refusal->ah = NULL;
+	refusal->ah = refusal->old = NULL;
 	send_to(rail, rail->reject_ah, &refusal->end, &refusal->datagram);
 }
 
@@ -162,6 +162,8 @@ static void reject(struct kvp_vb_rail *rail, const struct kvp_vb_datagram *reque
 	if (refusal->call.out)
 		return;
 
+	refusal->old = rail->reject_ah;
+	rail->reject_ah = NULL;
 	refusal->end = request->end;
 	refusal->way = kvp_vb_way(rail, &request->end);
 	refusal->datagram = (struct kvp_vb_datagram){

@@ -66,6 +66,9 @@ static LIST_HEAD(, fake_id) ids = LIST_HEAD_INITIALIZER(ids);
 static uint16_t next_port = PORT_MIN;
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static bool stiff;
+
 static void unlockp(int *unused)
 {
 	(void)unused;
@@ -90,6 +93,13 @@ struct kvp_fake_cm kvp_fake_cm_look(void)
 {
 	LOCKED();
 	return kvp_fake_cm;
+}
+
+void kvp_fake_cm_stick(bool on)
+{
+	LOCKED();
+	stiff = on;
+	(void)pthread_cond_broadcast(&changed);
 }
 
 static struct fake_id *fake_of(struct rdma_cm_id *id)
@@ -271,6 +281,7 @@ int rdma_ack_cm_event(struct rdma_cm_event *event)
 	struct fake_event *made = KVP_CONTAINER_OF(event, struct fake_event, event);
 
 	made->of->n_unacked--;
+	(void)pthread_cond_broadcast(&changed);
 	free(made);
 	return 0;
 }
@@ -409,6 +420,8 @@ int rdma_destroy_id(struct rdma_cm_id *id)
 {
 	LOCKED();
 
+	while (stiff || fake_of(id)->n_unacked > 0)
+		(void)pthread_cond_wait(&changed, &lock);
 	end(fake_of(id));
 	return 0;
 }

@@ -5,8 +5,8 @@
  * The part of librdmacm that the daemon calls, for ids of one process that meet there, on the
  * devices of tests/fake_verbs.c. Queue pairs stay the caller's. Events come as the kernel brings
  * them: private data is padded to what a message has room for, an id that ends tells its peer, and
- * events that nobody has fetched go with it. As the library would wait for ever, it is an error to
- * end an id that has an event which is not given back. Functions of the library: any thread.
+ * events that nobody has fetched go with it. Who ends an id waits until its events are given back.
+ * Functions of the library: any thread.
  */
 
 #include <rdma/rdma_cma.h>
@@ -31,6 +31,8 @@ extern struct kvp_fake_cm kvp_fake_cm; /* for when no other thread runs */
 
 /* Forgets what was counted and is to fail; objects stay. */
 void kvp_fake_cm_reset(void);
+/* Any thread: whoever ends an id waits until that is no more so. */
+void kvp_fake_cm_stick(bool stiff);
 /* An event of the id, with these words as private data (NULL: none), whatever its state is. */
 void kvp_fake_cm_say(struct rdma_cm_id *id, enum rdma_cm_event_type type, const void *data,
 		     size_t bytes);

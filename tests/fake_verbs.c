@@ -853,6 +853,8 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 
 int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 {
+	if (mask & IBV_QP_AV)
+		wait_while_stiff(qp->context);
 	LOCKED();
 	if (kvp_fake.refuse_modify)
 		return EINVAL;

@@ -212,6 +212,98 @@ Test(net_cm, nobody_is_there)
 	close_pair(&a, &b);
 }
 
+/* ---- what may wait, waits elsewhere */
+
+/* Neither who opens nor who is asked waits for the way to the other, or this would not end. */
+Test(net_cm, a_way_that_is_long_in_coming_holds_nobody_up)
+{
+	struct vp_node a, b;
+
+	kvp_fake_reset();
+	kvp_fake_cm_reset();
+	open_one(&a);
+	open_one(&b);
+	kvp_fake_stick(0, true);
+	cr_assert_eq(vp_connect(&a, &b), 0);
+	for (unsigned i = 0; i < 2; i++) {
+		const struct vp_node *waits = i ? &a : &b;
+
+		for (unsigned ms = 0; ms < 4000 && waits->net->n_calls == 0; ms++)
+			vp_idle(&a, &b, 1);
+		cr_assert_eq(waits->net->n_calls, 1);
+		vp_idle(&a, &b, 20);
+		cr_assert_not(a.ep->joined);
+		kvp_fake_stick(0, false);
+		while (waits->net->n_calls > 0)
+			(void)kvp_net_verbs.progress(waits->net);
+		kvp_fake_stick(0, i == 0);
+	}
+	put(&a, &b, 0);
+	close_pair(&a, &b);
+}
+
+/* Nor for librdmacm to let go of what was one. */
+Test(net_cm, an_id_that_is_not_let_go_of_holds_nobody_up)
+{
+	struct vp_node a, b;
+
+	open_pair(&a, &b);
+	put(&a, &b, 0);
+	kvp_fake_cm_stick(true);
+	kvp_vb_conn_fail(conn_of(&a, false), -ECONNRESET);
+	cr_assert(vp_turn(&a, &b, &a.failed, 1, 10000));
+	kvp_net_verbs.ep_close(a.net, a.ep);
+	cr_assert(vp_turn(&a, &b, &a.closed, 1, 10000));
+	cr_assert_eq(a.net->n_calls, 1);
+	cr_assert_eq(kvp_fake_cm_look().n_ids, 2 + 2);
+	kvp_fake_cm_stick(false);
+	for (unsigned ms = 0; ms < 4000 && kvp_fake_cm_look().n_ids > 2; ms++)
+		vp_idle(&a, &b, 1);
+	cr_assert_eq(kvp_fake_cm_look().n_ids, 2, "those that listen");
+	close_pair(&a, &b);
+}
+
+/* The word that the port is down comes while the queue pair goes: the id is not told of. */
+Test(net_cm, an_id_is_kept_while_the_port_is_down)
+{
+	struct vp_node a, b;
+
+	open_pair(&a, &b);
+	put(&a, &b, 0);
+	kvp_fake_stick(0, true);
+	kvp_vb_conn_fail(conn_of(&a, false), -ECONNRESET);
+	for (unsigned ms = 0; ms < 4000 && TAILQ_EMPTY(&a.net->left); ms++)
+		vp_idle(&a, &b, 1);
+	kvp_fake_event(0, IBV_EVENT_PORT_ERR, NULL);
+	kvp_fake_stick(0, false);
+	for (unsigned ms = 0; ms < 4000 && !TAILQ_EMPTY(&a.net->left); ms++)
+		vp_idle(&a, NULL, 1);
+	cr_assert(TAILQ_EMPTY(&a.net->left));
+	cr_assert_eq(kvp_fake_cm_look().n_ids, 2 + 2);
+	kvp_fake_event(0, IBV_EVENT_PORT_ACTIVE, NULL);
+	for (unsigned ms = 0; ms < 4000 && kvp_fake_cm_look().n_ids > 2; ms++)
+		vp_idle(&a, &b, 1);
+	cr_assert_eq(kvp_fake_cm_look().n_ids, 2);
+	close_pair(&a, &b);
+}
+
+/* Who is asked and finds no way says so in words. */
+Test(net_cm, a_peer_that_finds_no_way_back)
+{
+	struct vp_node a, b;
+
+	open_pair(&a, &b);
+	while (a.net->rails[0].n_by_state[KVP_VB_CONNECTING] == 0 || kvp_fake_cm.n_events < 3)
+		(void)kvp_net_verbs.progress(a.net);
+	kvp_fake.refuse_modify = true;
+	cr_assert(vp_turn(&b, NULL, &b.net->rejects, 1, 10000));
+	kvp_fake.refuse_modify = false;
+	cr_assert_eq(b.net->rejects, 1);
+	cr_assert(vp_turn(&a, &b, &a.failed, 1, 10000));
+	cr_assert_eq(a.last_status, -EINVAL, "%s", strerror(-a.last_status));
+	close_pair(&a, &b);
+}
+
 /* Any event, of a connection in any state, at either end: nothing but the connection can be lost by
  * it, and what was sent arrives or is told as lost. */
 static void hear(enum rdma_cm_event_type type, bool in, bool failed, const uint32_t *words)
