@@ -451,6 +451,7 @@ struct kvp_vb_in {
 	uint64_t next;            /* to be delivered */
 	uint64_t told;            /* `next` as the peer knows it */
 	struct kvp_vb_held *held; /* owned [window], by sequence */
+	bool joined;              /* a connection was open once: the peer may count on it */
 	bool ending;              /* it takes nothing more, and goes after its last connection */
 	TAILQ_ENTRY(kvp_vb_in) link;
 };
@@ -673,6 +674,8 @@ void kvp_vb_in_end(struct kvp_vb_in *in);
 void kvp_vb_received(struct kvp_vb_conn *conn, const struct ibv_wc *wc);
 /* A connection to us goes: it brings nothing any more. */
 void kvp_vb_in_gone(struct kvp_vb_conn *conn);
+/* The same, of one that was never open. */
+void kvp_vb_in_not_made(struct kvp_vb_conn *conn);
 /* The end of those whose connections are gone. */
 void kvp_vb_turn_ins(struct kvp_net *net);
 /* A number of which the low half came, next to one that is known. */

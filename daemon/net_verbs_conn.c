@@ -274,7 +274,7 @@ static void not_set_up(struct kvp_vb_conn *conn, int status)
 		kvp_vb_cm_refuse(conn, status);
 	else
 		kvp_vb_ud_refuse(conn, status);
-	kvp_vb_conn_leave(conn); /* the peer knows nothing of it */
+	kvp_vb_in_not_made(conn); /* the peer knows nothing of it */
 }
 
 static void opened(struct kvp_vb_conn *conn)
@@ -283,8 +283,10 @@ static void opened(struct kvp_vb_conn *conn)
 	conn->opened = true;
 	set_state(conn, KVP_VB_OPEN);
 	conn->since_ns = conn->tried_ns = conn->used_ns = conn->moved_ns = conn->net->now_ns;
-	if (conn->in)
+	if (conn->in) {
+		conn->in->joined = true;
 		return;
+	}
 	conn->credits = conn->plan.credits;
 	kvp_vb_ep_up(conn);
 }

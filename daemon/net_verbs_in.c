@@ -204,6 +204,15 @@ static void on_sync(struct kvp_vb_conn *via, uint32_t tag)
 	tell_synced(in, tag, via);
 }
 
+void kvp_vb_in_not_made(struct kvp_vb_conn *conn)
+{
+	struct kvp_vb_in *in = conn->in;
+
+	kvp_vb_conn_leave(conn);
+	if (!in->joined && !has_conn(in))
+		kvp_vb_in_end(in); /* nobody counts on it */
+}
+
 /* Even if it has not drained: what is here is known, and who sent the rest knows whether it can be
  * sent again. */
 void kvp_vb_in_gone(struct kvp_vb_conn *conn)
@@ -211,7 +220,7 @@ void kvp_vb_in_gone(struct kvp_vb_conn *conn)
 	struct kvp_vb_in *in = conn->in;
 	uint32_t tag = conn->peer_conn;
 
-	kvp_vb_conn_leave(conn);
+	kvp_vb_in_not_made(conn);
 	if (!in->ending)
 		tell_synced(in, tag, NULL);
 }

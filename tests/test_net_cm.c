@@ -301,6 +301,7 @@ Test(net_cm, a_peer_that_finds_no_way_back)
 	cr_assert_eq(b.net->rejects, 1);
 	cr_assert(vp_turn(&a, &b, &a.failed, 1, 10000));
 	cr_assert_eq(a.last_status, -EINVAL, "%s", strerror(-a.last_status));
+	cr_assert_eq(b.net->n_ins, 0);
 	close_pair(&a, &b);
 }
 

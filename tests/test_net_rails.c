@@ -816,6 +816,26 @@ Test(net_rails, a_peer_that_finds_no_way_back_yet)
 	close_pair(&pair);
 }
 
+/* What was never connected is nobody's endpoint. */
+Test(net_rails, who_finds_no_way_back_keeps_nothing)
+{
+	struct kvp_net_verbs_config a = config_of(2), b = config_of(2);
+	struct pair pair;
+
+	b.devices = "fake2,fake3";
+	open_nodes(&pair, &a, &b);
+	kvp_fake.no_way[2] = kvp_fake.no_way[3] = true;
+	for (unsigned i = 0; i < 3; i++) {
+		cr_assert_eq(vp_connect(&pair.a, &pair.b), 0);
+		(void)vp_turn(&pair.b, &pair.a, &pair.b.net->rejects, pair.b.net->rejects + 1,
+			      4000);
+		kvp_net_verbs.ep_close(pair.a.net, pair.a.ep);
+		cr_assert(vp_turn(&pair.a, &pair.b, &pair.a.closed, i + 1, 4000));
+		cr_assert_eq(pair.b.net->n_ins, 0);
+	}
+	close_pair(&pair);
+}
+
 /* Now the one, then the other; with a word of the device, and without. */
 static void flap(bool told)
 {
