@@ -596,7 +596,7 @@ Test(net_verbs, an_idle_connection_is_tried)
 
 	kvp_fake_reset();
 	kvp_net_verbs_defaults(&config);
-	config.keepalive_ns = 20000000;
+	config.keepalive_ns = 20000000 * support_slow();
 	cr_assert_eq(vp_open(&a, &config, SLOT, err, sizeof(err)), 0);
 	cr_assert_eq(vp_open(&b, &config, SLOT, err, sizeof(err)), 0);
 	cr_assert_eq(vp_connect(&a, &b), 0);
