@@ -41,7 +41,7 @@ static const uint64_t heap_slack[2] = { 16u << 10, 8u << 20 };
 /* UCX 1.18 takes 236 KB of small blocks in some later cell, once for a daemon, and keeps them. */
 #define HEAP_SLACK_NEWER (256u << 10)
 /* UCX 1.13 ends the process when it meets a connection of an earlier endpoint that a partition has
- * kept it from losing (docs/reliability.md, 4). That is one more way for a daemon to die; the cell
+ * kept it from losing (docs/reliability.md, 6). That is one more way for a daemon to die; the cell
  * is run again, and said so. */
 #define UCX_ABORT "UCT_TCP_EP_FLAG_ON_MATCH_CTX' failed"
 #define UCX_TRIES 3u
