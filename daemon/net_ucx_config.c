@@ -221,6 +221,11 @@ int kvp_ucx_context_create(struct kvp_net *net, const struct kvp_net_config *con
 			 : config_fill(ucp, config, err, err_bytes);
 	if (r == 0) {
 		net->believes = kvp_ucx_believes(ucp);
+		if (!net->believes)
+			kvp_log(KVP_LOG_WARNING,
+				"UCX %s does not turn its newer protocols off: over tcp they are "
+				"half as fast",
+				kvp_net_ucx_version());
 		status = ucp_init(&params, ucp, &net->context);
 		r = kvp_ucx_errno(status);
 		if (r < 0)

@@ -263,6 +263,7 @@ struct kvp_vb_rail {
 	struct rdma_event_channel *cm; /* NULL: connections are made by datagrams */
 	struct rdma_cm_id *listener;
 	struct kvp_vb_ids parked; /* owned: to be destroyed when the port is up */
+	unsigned n_parked;        /* at most KVP_VB_CONNS: each is an object of the kernel's, too */
 	uint16_t cm_port;
 	uint32_t n_conns, n_conns_max; /* what the completion queue has room for */
 	uint32_t n_by_state[KVP_VB_STATES];

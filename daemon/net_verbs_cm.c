@@ -382,7 +382,8 @@ int kvp_vb_cm_init(struct kvp_vb_rail *rail)
  * anything again: nobody would be connected any more until the device is made anew. */
 static bool is_parked(const struct kvp_vb_rail *rail)
 {
-	return rail->port_down && !rail->dead && !rail->net->closing;
+	return rail->port_down && !rail->dead && !rail->net->closing &&
+	       rail->n_parked < KVP_VB_CONNS;
 }
 
 /* On the rail's thread: who destroys an id waits for what is said of it, and until all events of it
@@ -415,10 +416,12 @@ void kvp_vb_cm_drop(struct kvp_vb_rail *rail, struct rdma_cm_id *id)
 		return;
 	}
 	ended->id = id;
-	if (is_parked(rail))
-		SLIST_INSERT_HEAD(&rail->parked, ended, link);
-	else
+	if (!is_parked(rail)) {
 		end_id(rail, ended);
+		return;
+	}
+	SLIST_INSERT_HEAD(&rail->parked, ended, link);
+	rail->n_parked++;
 }
 
 void kvp_vb_cm_drop_parked(struct kvp_vb_rail *rail)
@@ -427,6 +430,7 @@ void kvp_vb_cm_drop_parked(struct kvp_vb_rail *rail)
 
 	while ((ended = SLIST_FIRST(&rail->parked))) {
 		SLIST_REMOVE_HEAD(&rail->parked, link);
+		rail->n_parked--;
 		end_id(rail, ended);
 	}
 }

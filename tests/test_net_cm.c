@@ -287,6 +287,36 @@ Test(net_cm, an_id_is_kept_while_the_port_is_down)
 	close_pair(&a, &b);
 }
 
+/* However long it is down: what is past the limit goes at once. */
+Test(net_cm, only_so_many_ids_are_kept)
+{
+	struct kvp_vb_rail *rail;
+	struct rdma_cm_id *id;
+	struct vp_node a, b;
+	int before;
+
+	open_pair(&a, &b);
+	rail = &a.net->rails[0];
+	kvp_fake_event(0, IBV_EVENT_PORT_ERR, NULL);
+	for (unsigned ms = 0; ms < 4000 && !rail->port_down; ms++)
+		vp_idle(&a, NULL, 1);
+	cr_assert(rail->port_down);
+	before = (int)kvp_fake_cm_look().n_ids - (int)rail->n_parked;
+	for (unsigned i = 0; i < KVP_VB_CONNS + 3; i++) {
+		cr_assert_eq(rdma_create_id(rail->cm, &id, NULL, RDMA_PS_TCP), 0);
+		kvp_vb_cm_drop(rail, id);
+	}
+	cr_assert_eq(rail->n_parked, KVP_VB_CONNS);
+	while (a.net->n_calls > 0)
+		(void)kvp_net_verbs.progress(a.net);
+	cr_assert_leq(kvp_fake_cm_look().n_ids, before + (int)KVP_VB_CONNS);
+	kvp_fake_event(0, IBV_EVENT_PORT_ACTIVE, NULL);
+	for (unsigned ms = 0; ms < 4000 && rail->n_parked + a.net->n_calls > 0; ms++)
+		vp_idle(&a, NULL, 1);
+	cr_assert_eq(rail->n_parked, 0);
+	close_pair(&a, &b);
+}
+
 /* Who is asked and finds no way says so in words. */
 Test(net_cm, a_peer_that_finds_no_way_back)
 {
