@@ -293,7 +293,7 @@ Test(net_cm, only_so_many_ids_are_kept)
 	struct kvp_vb_rail *rail;
 	struct rdma_cm_id *id;
 	struct vp_node a, b;
-	int before;
+	uint32_t before;
 
 	open_pair(&a, &b);
 	rail = &a.net->rails[0];
@@ -301,7 +301,7 @@ Test(net_cm, only_so_many_ids_are_kept)
 	for (unsigned ms = 0; ms < 4000 && !rail->port_down; ms++)
 		vp_idle(&a, NULL, 1);
 	cr_assert(rail->port_down);
-	before = (int)kvp_fake_cm_look().n_ids - (int)rail->n_parked;
+	before = kvp_fake_cm_look().n_ids - rail->n_parked;
 	for (unsigned i = 0; i < KVP_VB_CONNS + 3; i++) {
 		cr_assert_eq(rdma_create_id(rail->cm, &id, NULL, RDMA_PS_TCP), 0);
 		kvp_vb_cm_drop(rail, id);
@@ -309,7 +309,7 @@ Test(net_cm, only_so_many_ids_are_kept)
 	cr_assert_eq(rail->n_parked, KVP_VB_CONNS);
 	while (a.net->n_calls > 0)
 		(void)kvp_net_verbs.progress(a.net);
-	cr_assert_leq(kvp_fake_cm_look().n_ids, before + (int)KVP_VB_CONNS);
+	cr_assert_leq(kvp_fake_cm_look().n_ids, before + KVP_VB_CONNS);
 	kvp_fake_event(0, IBV_EVENT_PORT_ACTIVE, NULL);
 	for (unsigned ms = 0; ms < 4000 && rail->n_parked + a.net->n_calls > 0; ms++)
 		vp_idle(&a, NULL, 1);
